@@ -96,6 +96,27 @@ def test_the_table_of_both_sizes_is_that_of_the_raw_records() -> None:
             assert row[column] == within(found["nats"], found["low"], found["high"])
 
 
+def test_pairs_of_one_seed_at_two_sizes_are_taken_as_one() -> None:
+    def by_seed(arm: str, against: str) -> list[float]:
+        found: dict[int, list[float]] = {}
+        for name in raw.SIZES:
+            curves = raw.curves(name)
+            for seed in sorted(curves[arm].keys() & curves[against].keys()):
+                found.setdefault(seed, []).append(
+                    raw.loss(curves[arm][seed]) - raw.loss(curves[against][seed])
+                )
+        return [fmean(values) for values in found.values()]
+
+    corrected = raw.holm({name: raw.two_sided(by_seed(*sides)) for name, sides in SHARED.items()})
+    assert (
+        "Both sizes have 8 pairs of 5 seeds, taken as independent; averaged by seed, W and H16 less RHT16 have "
+        f"p = {corrected['wgrad']:.2f} and {corrected['h16-or-rht16']:.2f}."
+    ) in PAGE
+    own = [raw.pairs("all-sr", "all", name) for name in raw.SIZES]
+    halves = [t * stdev(row) / math.sqrt(len(row)) for t, row in zip((T4, T2), own, strict=True)]
+    assert f"From its own pairs SR has ± {halves[0]:.3f} and ± {halves[1]:.3f}." in PAGE
+
+
 def test_claims_in_nats_are_at_the_slope_of_fp8() -> None:
     slopes = [fmean(map(raw.slope, raw.curves(name)["fp8"].values())) for name in raw.SIZES]
     assert f"({signed(slopes[0])} and {signed(slopes[1])} nats per e-fold of tokens)" in PAGE
@@ -103,6 +124,10 @@ def test_claims_in_nats_are_at_the_slope_of_fp8() -> None:
     assert f"Its W would cost {signed(steps[0])} and {signed(steps[1])} here." in PAGE
     for ladder, step in zip(raw.SIZES, steps, strict=True):
         assert contrasts(ladder)["wgrad"]["loss"]["high"] < step
+    for name, ladder, nats in (("h16", "readings", -0.041), ("dgrad", "paper_50m", 0.006)):
+        loss = contrasts(ladder)[name]["loss"]
+        assert loss["low"] < nats < loss["high"]
+    assert "H16 at 20M and D at 50M are compatible with it." in PAGE
     found = ladders.results_of("readings")
     band = front.lines({"readings": found})[0].sizes["readings"].claim
     assert band == pytest.approx([-slopes[0] * math.log(1 + percent / 100) for percent in (8, 9)])
@@ -135,7 +160,7 @@ def test_what_the_page_finds() -> None:
     small, large = (contrasts(name)["wgrad"]["loss"]["corrected_p"] for name in raw.SIZES)
     assert (
         f"**W adds {signed(fmean(wgrad))}**, exploratory: 8 of 8 pairs, one by "
-        f"{signed(min(wgrad), 4)}. Registered it is underpowered at both sizes (p = {small:.2f} and {large:.2f}). "
+        f"{signed(min(wgrad), 4)}. Registered: underpowered (p = {small:.2f} and {large:.2f}). "
         f"W's cost grows by {signed(fmean(slopes))} per e-fold in the last half."
     ) in PAGE
     assert [contrasts(name)["wgrad"]["outcome"] for name in raw.SIZES] == ["underpowered"] * 2
@@ -174,20 +199,31 @@ def test_cells_and_divergences_are_counted_as_the_page_says() -> None:
     sizes = {name: ladders.results_of(name) for name in front.SIZES}
     runs = [run for results in sizes.values() for run in ladders.arm_of(results, "all-sr")["runs"]]
     assert all(run["crossing"]["reach"] == "never" and not run["diverged"] for run in runs)
+    said = {
+        line.name: {line.sizes[name].verdict for name in line.sizes}
+        for line in front.lines(sizes)
+        if "all" in line.name
+    }
+    assert said["all-sr"] == {"underpowered"}
+    for name in ("all-rht16-fixed", "all-rht16-step", "all-rht16-step-layer", "all-sr-dy"):
+        assert said[name] == {"not reproduced"}
+        found = [
+            ladders.arm_of(results, name)
+            for results in sizes.values()
+            if name in {a["name"] for a in results["arms"]}
+        ]
+        assert all(run["crossing"]["reach"] == "crossed" for arm in found for run in arm["runs"])
+    assert "RHT16 and SR of the gradient always reached the target (registered: not reproduced)." in PAGE
     most = 1 - 0.05 ** (1 / len(runs))
     alone = [run for results in sizes.values() for run in ladders.arm_of(results, "fprop-sr")["runs"]]
     reached = sum(run["crossing"]["reach"] != "never" for run in alone)
     targets = {1 / results["target"]["fraction"] for results in sizes.values()}
     assert (
-        f"Of {len(runs)} runs with SR everywhere in F+D+W none reached the target within {min(targets):.2f} times "
-        f"FP8's tokens, and with SR in F alone only {reached} of {len(alone)}. Registered: underpowered."
+        f"With SR everywhere none of {len(runs)} runs in F+D+W did within {min(targets):.2f} times FP8's tokens "
+        f"(registered: underpowered), and {reached} of {len(alone)} in F alone."
     ) in PAGE
     assert len(targets) == 1
     assert f"0 of {len(runs)} still allows a rate of {100 * most:.0f} % (one-sided)." in PAGE
-    h16 = ladders.arm_of(sizes["paper_50m"], "all-h16")["overhead"]
-    low, high = (h16["percent"] + sign * h16["half_width"] for sign in (-1, 1))
-    assert low < 8 < 9 < high
-    assert f"At 50M H16 meets the claim (+{h16['percent']:.1f} ± {h16['half_width']:.1f} % tokens)" in PAGE
     whole = [
         run for name in ladders.ladders() for arm in ladders.results_of(name)["arms"] for run in arm["runs"]
     ]
@@ -218,7 +254,6 @@ def test_what_the_page_says_of_explanations() -> None:
     assert f"RHT64 by {-costs[2]:.3f}." in PAGE
     alone, half = ladders.interval_of(ladders.results_of("tseng"), "rht64") or (math.nan, math.nan)
     assert alone == pytest.approx(mean("rht64", "bf16", "tseng"))
-    assert f"RHT64 alone ends {signed(alone)} ± {half:.3f} from BF16." in PAGE
     assert f"RHT64 alone has {signed(alone)} ± {half:.3f}\n" in RECIPES
 
 
