@@ -51,8 +51,8 @@ EXCEPTED = {
 }
 """Commands that no test runs as they stand, by patterns, with the reason."""
 SHORT = {
-    r"mxref train demo": "--steps 10 --set model.layers=1 --set run.eval_tokens=256 --set run.eval_every=2",
-    r"mxref train tiny(?!.*--dry-run)": "--steps 10 --set run.eval_tokens=256",
+    r"mxref train demo": "--set run.steps=10 --set model.layers=1 --set run.eval_tokens=256 --set run.eval_every=2",
+    r"mxref train tiny(?!.*--dry-run)": "--set run.steps=10 --set run.eval_tokens=256",
     r"mxref ablate paper .*--branch": "--steps 4 --moments 50% --updates 2 --arms all --set model.layers=1 "
     "--set run.eval_every=1 --set run.eval_tokens=256 --set run.batch=4 --set run.seq_len=32",
     r"mxref ablate paper(?!.*--list)": "--steps 2 --arms fp8,all --set model.layers=1 --set run.eval_every=1 "
@@ -119,7 +119,7 @@ def configured(folder: Path) -> None:
 def three_runs(folder: Path) -> None:
     """Runs to compare."""
     for recipe in ("fp8", "mxfp4", "mxfp4_h16"):
-        words = ["train", "tiny", "--recipe", recipe, "--steps", "2", "--out", f"runs/{recipe}"]
+        words = ["train", "tiny", "--recipe", recipe, "--set", "run.steps=2", "--out", f"runs/{recipe}"]
         assert CliRunner().invoke(main, words).exit_code == 0
 
 

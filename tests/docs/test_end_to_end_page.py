@@ -81,7 +81,7 @@ def test_the_commands_on_one_process(capsys: pytest.CaptureFixture[str]) -> None
     assert dry.exit_code == 0, dry.output
     assert set(plan.text.splitlines()) - {"..."} <= {line.rstrip() for line in dry.stdout.splitlines()}
     assert train.words[:5] == [*RANKS, "mxref"]
-    done = invoke(*train.words[5:], "--steps", "2", "--recipe", "bf16", "--set", "run.eval_every=2")
+    done = invoke(*train.words[5:], "--set", "run.steps=2", "--recipe", "bf16", "--set", "run.eval_every=2")
     assert done.exit_code == 0, done.output
     folder = invoke(*export.words[1:])
     assert folder.exit_code == 0, folder.output
@@ -94,7 +94,7 @@ def test_the_commands_on_one_process(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_commands_as_they_stand(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The runs have 60 steps in place of 400, and the first is killed when its first checkpoint is there."""
     _, _, train, kill, fallen, again, export, program, _ = blocks()
-    steps = ["--steps", "60"]
+    steps = ["--set", "run.steps=60"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     quiet = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
     launcher = [sys.executable, "-m", "torch.distributed.run", *RANKS[1:]]

@@ -235,6 +235,6 @@ def test_the_trial_explains_conforms_and_trains():
     for command in (
         "mxref explain 1 2 3",
         "mxref conform --backend reference --quick",
-        "mxref train tiny --steps",
+        "mxref train tiny --set",
     ):
         assert any(words.startswith(command) for words in tried)

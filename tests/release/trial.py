@@ -42,7 +42,7 @@ ALONE = (
 """With the dependencies alone."""
 
 TRAINING = (
-    _step("mxref train tiny --steps 4 --backend reference --out run", "validation loss"),
+    _step("mxref train tiny --set run.steps=4 --backend reference --out run", "validation loss"),
     _step("mxref report run", "report.html"),
     _step("mxref ablate paper --list", "MXFP4"),
 )

@@ -51,21 +51,21 @@ def listing(folder: Path) -> dict[str, bytes]:
     ("arguments", "message"),
     [
         ("--data missing.jsonl", "no such data file: missing.jsonl"),
-        ("--data train.jsonl --val missing.jsonl", "no such data file: missing.jsonl"),
+        ("--data train.jsonl --set data.val=missing.jsonl", "no such data file: missing.jsonl"),
         ("--data none*.jsonl", "no file matches none*.jsonl"),
         ("--data secret.jsonl", "no JSONL file in the folder secret.jsonl"),
         ("--data broken.jsonl", "broken.jsonl, line 1: 'text' is of type int"),
         ("--data cut.jsonl.xz", "cannot read cut.jsonl.xz"),
-        ("--data train.jsonl --val train.jsonl", "in the training data too: give validation data"),
-        ("--data train.jsonl --tokenizer missing.json", "cannot read the tokenizer missing.json"),
-        ("--data train.jsonl --tokenizer tokenizer.json", "tokenizer.json is not a tokenizer.json"),
+        ("--data train.jsonl --set data.val=train.jsonl", "in the training data too: give validation data"),
+        ("--data train.jsonl --set data.tokenizer=missing.json", "cannot read the tokenizer missing.json"),
+        ("--data train.jsonl --set data.tokenizer=tokenizer.json", "tokenizer.json is not a tokenizer.json"),
         ("--data train.jsonl --set model.vocab=200", "a vocabulary of 200 cannot hold all bytes"),
         ("--data ids", "data.train names token files, but data.val is not set"),
-        ("--data ids --val short", "short.bin is cut short: expected 100 bytes, found 60"),
-        ("--data ids --val ids", "ids holds the tokens of the validation data ids"),
-        ("--data ids --val gone.bin", "cannot read gone.idx"),
-        ("--data hf: --val train.jsonl", "'hf:' is not of the form hf:NAME"),
-        ("--data train.jsonl --init-from nowhere", "nowhere"),
+        ("--data ids --set data.val=short", "short.bin is cut short: expected 100 bytes, found 60"),
+        ("--data ids --set data.val=ids", "ids holds the tokens of the validation data ids"),
+        ("--data ids --set data.val=gone.bin", "cannot read gone.idx"),
+        ("--data hf: --set data.val=train.jsonl", "'hf:' is not of the form hf:NAME"),
+        ("--data train.jsonl --set run.init_from=nowhere", "nowhere"),
     ],
 )
 def test_it_refuses_as_the_run_does(folder: Path, arguments: str, message: str, real: bool) -> None:
@@ -78,7 +78,13 @@ def test_it_refuses_as_the_run_does(folder: Path, arguments: str, message: str, 
 
 
 @pytest.mark.parametrize(
-    "arguments", ["", "--data train.jsonl", "--data train.jsonl --val val.jsonl", "--data ids --val other"]
+    "arguments",
+    [
+        "",
+        "--data train.jsonl",
+        "--data train.jsonl --set data.val=val.jsonl",
+        "--data ids --set data.val=other",
+    ],
 )
 def test_it_takes_what_can_be_read_and_writes_nothing(folder: Path, arguments: str) -> None:
     before = listing(folder)

@@ -1,4 +1,4 @@
-"""`mxref train --init-from`: the weights of a Hugging Face folder, exactly, or a refusal that names what differs."""
+"""`run.init_from`: the weights of a Hugging Face folder, exactly, or a refusal that names what differs."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_without_a_model_table_the_shape_is_that_of_the_folder(copy: Path, tmp_p
     del table["model"]
     file = tmp_path / "mine.toml"
     file.write_text(dumps(table))
-    with pytest.raises(HuggingFaceError, match=r"has no tokenizer\.json, .*--tokenizer"):
+    with pytest.raises(HuggingFaceError, match=r"has no tokenizer\.json, .*set data.tokenizer"):
         load_config(file)
     (copy / "tokenizer.json").write_text("{}")
     config = load_config(file)
@@ -327,10 +327,10 @@ def test_a_preset_of_another_shape_says_what_to_do(folder: Path, tmp_path: Path)
     result = invoke(
         "train",
         "tiny",
-        "--init-from",
-        folder,
-        "--tokenizer",
-        "none.json",
+        "--set",
+        f"run.init_from={folder}",
+        "--set",
+        "data.tokenizer=none.json",
         "--out",
         tmp_path / "run",
         "--dry-run",

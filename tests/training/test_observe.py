@@ -297,7 +297,7 @@ def test_the_command_takes_telemetry_and_profile(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(
         "mxref_training.data.corpus.prepare_corpus", lambda config: SimpleNamespace(report="made up")
     )
-    command = ["train", "tiny", "--telemetry", "5", "--profile", "2:3", "--out", str(tmp_path)]
+    command = ["train", "tiny", "--set", "run.telemetry_every=5", "--profile", "2:3", "--out", str(tmp_path)]
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 0, done.output
     assert given == {"every": 5, "observe": Observation(profile=Window(2, 3))}

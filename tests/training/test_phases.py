@@ -134,7 +134,7 @@ def test_the_dry_run_and_texts_show_layers_and_phases(tmp_path: Path) -> None:
         "--backend",
         "reference",
     ]
-    found = CliRunner().invoke(main, [*command, "--steps", "10"], catch_exceptions=False)
+    found = CliRunner().invoke(main, [*command, "--set", "run.steps=10"], catch_exceptions=False)
     text = " ".join(found.stdout.split())
     for part in ("fp8 steps 1 to 3", "main steps 4 to 4", "healing steps 5 to 5", "bf16 steps 6 to 10"):
         assert f"GEMMs per step, {part}" in text

@@ -192,7 +192,7 @@ def test_a_run_without_telemetry_says_how_to_switch_it_on(copied: Path) -> None:
     for name in ("report.html", "report.md"):
         text = (copied / name).read_text(encoding="utf-8")
         quoted = "<code>{}</code>" if name.endswith("html") else r"\`{}\`"
-        command = quoted.format("mxref train … --telemetry 50")
+        command = quoted.format("mxref train … --set run.telemetry_every=50")
         assert f"copied is without telemetry. Switch it on with {command}" in text
     assert "Telemetry by layer" not in (copied / "report.html").read_text(encoding="utf-8")
 

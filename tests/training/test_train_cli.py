@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 import warm
 from mxref.cli import main
 from mxref_training import config
+from mxref_training.cli.train import train
 from training_setup import newest
 
 SIZES = [
@@ -45,7 +46,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def arguments(corpus: Path, out: Path, recipe: str = "mxfp4", *more: str) -> list[str]:
     sets = [part for size in SIZES for part in ("--set", size)]
-    data = ["--data", str(corpus / "train.jsonl"), "--val", str(corpus / "val.jsonl")]
+    data = ["--data", str(corpus / "train.jsonl"), "--set", f"data.val={corpus / 'val.jsonl'}"]
     return [
         "train",
         "tiny",
@@ -122,7 +123,7 @@ def test_killed_and_resumed_equals_uninterrupted(corpus: Path, tmp_path: Path) -
 
 def test_interrupted_says_how_to_go_on(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    process = start(corpus, out, "--steps", "500")
+    process = start(corpus, out, "--set", "run.steps=500")
     try:
         wait_for_lines(process, out / "metrics.jsonl", 2)
         process.send_signal(signal.SIGINT)
@@ -141,15 +142,17 @@ def test_interrupted_says_how_to_go_on(corpus: Path, tmp_path: Path) -> None:
 
 def test_another_recipe_in_the_same_folder_is_one_line(corpus: Path, tmp_path: Path) -> None:
     env = environment(corpus)
-    first = invoke(*arguments(corpus, tmp_path / "run", "bf16", "--steps", "2"), env=env)
+    first = invoke(*arguments(corpus, tmp_path / "run", "bf16", "--set", "run.steps=2"), env=env)
     assert first.exit_code == 0, first.output
     assert "recipe bf16" in first.stderr
     assert "backend reference (asked for by name)" in first.stderr
     assert "train train.jsonl: 120 documents" in first.stderr
-    second = invoke(*arguments(corpus, tmp_path / "run", "fp8", "--steps", "2"), env=env)
+    second = invoke(*arguments(corpus, tmp_path / "run", "fp8", "--set", "run.steps=2"), env=env)
     assert second.exit_code == 2
     assert "recipe.fprop.x.format is bf16 there and fp8 here" in second.stderr.splitlines()[-1]
-    third = invoke(*arguments(corpus, tmp_path / "run", "fp8", "--steps", "2", "--no-resume"), env=env)
+    third = invoke(
+        *arguments(corpus, tmp_path / "run", "fp8", "--set", "run.steps=2", "--no-resume"), env=env
+    )
     assert third.exit_code == 0, third.output
 
 
@@ -157,23 +160,23 @@ def test_ranks_that_are_started_again_delete_nothing(corpus: Path, tmp_path: Pat
     """`torchrun --max-restarts` repeats the command after a failure, --no-resume included."""
     env, folder = environment(corpus), tmp_path / "run"
     given = arguments(corpus, folder, "bf16", "--no-resume")
-    assert invoke(*given, "--steps", "2", env=env).exit_code == 0
+    assert invoke(*given, "--set", "run.steps=2", env=env).exit_code == 0
     begun = json.loads((folder / "run.json").read_text())["started"], (folder / "metrics.jsonl").read_bytes()
     (folder / "log.txt").write_text("the failure\n")
-    again = invoke(*given, "--steps", "3", env=env | {"TORCHELASTIC_RESTART_COUNT": "1"})
+    again = invoke(*given, "--set", "run.steps=3", env=env | {"TORCHELASTIC_RESTART_COUNT": "1"})
     assert again.exit_code == 0, again.output
     assert "torchrun has started the ranks again" in again.stderr
     assert "resumed at step 2 of 3" in again.stderr
     assert json.loads((folder / "run.json").read_text())["started"] == begun[0]
     assert (folder / "metrics.jsonl").read_bytes().startswith(begun[1])
     assert (folder / "log.txt").exists()
-    anew = invoke(*given, "--steps", "2", env=env | {"TORCHELASTIC_RESTART_COUNT": "0"})
+    anew = invoke(*given, "--set", "run.steps=2", env=env | {"TORCHELASTIC_RESTART_COUNT": "0"})
     assert "resumed at step" not in anew.stderr
     assert not (folder / "log.txt").exists()
 
 
 def test_training_data_as_validation_data_is_refused(corpus: Path, tmp_path: Path) -> None:
-    args = arguments(corpus, tmp_path / "run", "bf16", "--val", str(corpus / "train.jsonl"))
+    args = arguments(corpus, tmp_path / "run", "bf16", "--set", f"data.val={corpus / 'train.jsonl'}")
     result = invoke(*args, env=environment(corpus))
     assert result.exit_code == 2
     assert "120 of 120 validation documents are in the training data too" in result.stderr
@@ -235,7 +238,7 @@ def test_dry_run_of_the_full_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_dry_run_follows_recipe_and_settings() -> None:
-    text = dry_run("tiny", "--recipe", "tseng", "--steps", "7", "--set", "run.micro_batch=2")
+    text = dry_run("tiny", "--recipe", "tseng", "--set", "run.steps=7", "--set", "run.micro_batch=2")
     assert "3,584 in 7 steps of 8 x 64" in text
     assert "Fprop              60 in bf16" in text  # (2 * 7 + 1) linear layers, 4 micro-batches
     assert "Dgrad              4 in bf16, 56 in mxfp4" in text
@@ -255,19 +258,35 @@ def test_help_shows_examples_without_loading_torch() -> None:
         "sys.exit(result.exit_code or 'torch' in sys.modules or 'numba' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "mxref train demo --recipe fp8 --steps 200" in done.stdout
+    assert "mxref train demo --recipe fp8 --set run.steps=200" in done.stdout
     for option in (
         "--recipe",
         "--data",
-        "--val",
-        "--tokenizer",
         "--out",
-        "--steps",
         "--backend",
         "--set",
         "--dry-run",
     ):
         assert option in done.stdout
+
+
+def test_the_command_has_no_second_way_to_set_a_key() -> None:
+    """What it once had says what to write; data is an option, because every user has it."""
+    options = {word for option in train.params for word in option.opts if word.startswith("--")}
+    assert options == {
+        "--recipe", "--data", "--out", "--backend", "--set", "--resume", "--track", "--profile", "--dry-run",
+        "--ranks", "--peak-tflops", "--utilisation",
+    }  # fmt: skip
+    for words, instead in (
+        (["--steps", "5"], "--set run.steps=N"), (["--val=a.jsonl"], "--set data.val=PATH"),
+        (["--tokenizer", "t.json"], "--set data.tokenizer=FILE"), (["--shadow=1"], "--set run.shadow=SHARE"),
+        (["--init-from", "hf"], "--set run.init_from=FOLDER"), (["--telemetry", "5"], "--set run.telemetry_every=N"),
+        (["--tensorboard"], "--track tensorboard"),
+    ):  # fmt: skip
+        result = invoke("train", "tiny", *words)
+        said = f"{words[0].partition('=')[0]} is no option any more: write {instead}"
+        assert (result.exit_code, said in result.stderr) == (2, True), result.stderr
+    assert "No such option '--stepps'" in invoke("train", "--stepps", "5").stderr
 
 
 def test_help_names_every_shipped_preset_and_recipe() -> None:

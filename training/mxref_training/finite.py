@@ -14,7 +14,7 @@ from mxref_torch.names import named_modules, named_parameters
 from mxref_training.checkpoint import CheckpointStore
 from mxref_training.config import TrainConfig
 from mxref_training.distributed.ranks import SOLE, Ranks
-from mxref_training.distributed.tensors import own_part
+from mxref_training.distributed.sharded import own_part
 from mxref_training.errors import CheckpointError, ConfigError, DivergedError
 from mxref_training.evaluate import undisturbed
 

@@ -1,13 +1,11 @@
-"""What a run is: what determines its numbers, the machine that computes them, and what ranks must have in common."""
+"""What a run is: what determines its numbers, and the machine that computes them."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import os
 import platform
-import socket
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -20,11 +18,9 @@ from mxref.recipe import Recipe
 from mxref.tomlio import to_table
 from mxref_training.config import Compile, Schedule, TrainConfig
 from mxref_training.data.corpus import TokenCorpus
-from mxref_training.distributed.ranks import Ranks
-from mxref_training.errors import ConfigError
 from mxref_training.huggingface.weights import Weights
 from mxref_training.model.llama import flops_per_token, parameter_count
-from mxref_training.sources import backend_identity, code_digest
+from mxref_training.sources import backend_identity
 
 
 def identity(config: TrainConfig, recipe: Recipe, backend: Backend, corpus: TokenCorpus) -> dict[str, Any]:
@@ -145,38 +141,3 @@ def _processor() -> str:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor())
-
-
-_DRAWS = 4096
-"""Numbers that are compared; PyTorch draws so many with the vector instructions of the processor."""
-
-
-def require_same_software(ranks: Ranks) -> None:
-    """Raise ConfigError, which names the first difference, unless all ranks have the same versions and code.
-
-    A host with another version would train with other bits, without an error.
-    """
-    if ranks.several:
-        own = {name: version for name, version in versions().items() if name != "python"}
-        ranks.agree("the software", own | {"code of mxref": code_digest()})
-
-
-def require_same_draws(ranks: Ranks) -> None:
-    """Raise ConfigError unless the CPUs of all ranks draw the same weights from the same seed.
-
-    The last bits of PyTorch's normal numbers depend on the vector instructions of the processor. Ranks that each hold
-    the whole model would then have different weights.
-    """
-    if not ranks.several:
-        return
-    drawn = torch.empty(_DRAWS).normal_(generator=torch.Generator().manual_seed(0))
-    own = hashlib.sha256(drawn.numpy().tobytes()).hexdigest()
-    capability = torch.backends.cpu.get_cpu_capability()
-    found = ranks.gather((own, capability, socket.gethostname()))
-    for rank, (digest, vectors, host) in enumerate(found):
-        if digest != found[0][0]:
-            raise ConfigError(
-                f"PyTorch draws other weights on rank {rank} ({host}, {vectors}) than on rank 0 ({found[0][2]}, "
-                f"{found[0][1]}): set ATEN_CPU_CAPABILITY=default for all ranks, or begin with the weights of a folder "
-                "(run.init_from)"
-            )

@@ -9,13 +9,13 @@ import torch
 
 from mxref.backend import Backend
 from mxref.recipe import Recipe
+from mxref_training.agreement import require_shared
 from mxref_training.config import TrainConfig
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.device import device_name
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.identity import run_facts
 from mxref_training.progress import ProgressSink
-from mxref_training.run.shared_folder import require_shared
 from mxref_training.run_folder import RunFolder
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mxref_training.config import OptimConfig, Schedule
-from mxref_training.distributed.tensors import by_mesh, is_split
+from mxref_training.distributed.sharded import by_mesh, is_split
 from mxref_training.errors import CheckpointError, ConfigError
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -66,7 +66,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     require_float32(model)
     kind = torch.optim.AdamW
     if any(map(is_split, model.parameters())):
-        from mxref_training.distributed.optimizer import SplitAdamW
+        from mxref_training.distributed.share import SplitAdamW
 
         kind = SplitAdamW
     return kind(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mxref.backend import Backend
 from mxref.recipe import Recipe
+from mxref_training.agreement import require_agreement, require_same_draws, require_shared
 from mxref_training.config import TrainConfig
 from mxref_training.data.corpus import TokenCorpus, check_lengths, prepare_corpus
 from mxref_training.device import device_name, known_errors
@@ -15,14 +16,13 @@ from mxref_training.distributed.ranks import Ranks, restarted
 from mxref_training.distributed.share import layout_identity
 from mxref_training.errors import CheckpointError, start_over
 from mxref_training.failures import explained
-from mxref_training.identity import changed_environment, identity, require_same_draws, require_same_software
+from mxref_training.identity import changed_environment, identity
 from mxref_training.log import open_logs, recorded_lengths
 from mxref_training.numerics import fixed_numerics
 from mxref_training.open_run import OpenRun
 from mxref_training.preflight import preflight
 from mxref_training.progress import ProgressSink, default_progress, reporting
 from mxref_training.run.memory import less_memory
-from mxref_training.run.shared_folder import require_shared
 from mxref_training.run_folder import LEASE, RunFolder
 
 
@@ -67,8 +67,7 @@ def begun(
         known_errors(less_memory(config)),
     ):
         run.identity = identity(config, recipe, backend, corpus) | layout_identity(config, ranks.world)
-        require_same_software(ranks)
-        ranks.agree("what determines the run's numbers", run.identity)
+        require_agreement(ranks, folder.path, run.identity)
         if ranks.first and not resume:
             folder.clear()
         run.exists, run.step = ranks.broadcast(_found(run) if ranks.first else (False, 0))

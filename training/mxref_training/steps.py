@@ -20,10 +20,7 @@ import mxref_torch
 from mxref.recipe import Recipe
 from mxref_torch import CapturedStep, StepContext, StepOutcome
 from mxref_training.config import TrainConfig
-from mxref_training.distributed.amax import share_amax
-from mxref_training.distributed.gradients import clip_split_gradients
-from mxref_training.distributed.share import Share
-from mxref_training.distributed.team import team_of
+from mxref_training.distributed.share import Share, clip_split_gradients, share_amax, team_of
 from mxref_training.finite import first_nonfinite_gradient, first_nonfinite_output
 from mxref_training.loss import CompiledLoss, cross_entropy
 from mxref_training.optim import clip_gradients, learning_rate, require_float32_state, set_learning_rate

@@ -96,7 +96,7 @@ def test_files_stand_beside_names_and_the_shell_completes_other_paths():
     assert values("mxref train --data t") == ["text.jsonl"]
     assert values("mxref conform --backend m") == ["mine.py"]
     assert completed("mxref train --recipe configs/") == [("file", "configs/")]
-    assert completed("mxref train --val t") == [("file", "t")]
+    assert completed("mxref ablate --val t") == [("file", "t")]
 
 
 def test_arms_are_those_of_the_ladder_that_the_line_names():
@@ -128,7 +128,7 @@ def test_folders_of_runs_are_completed():
 
 def test_a_line_that_is_wrong_completes_without_an_error(monkeypatch):
     assert values("mxref explian --dialect o") == []
-    assert values("mxref train --steps x --recipe bf") == ["bf16"]
+    assert values("mxref train --out x --recipe bf") == ["bf16"]
     monkeypatch.setattr("mxref.cli._OWN", {"explain": "no_such_package.cli:go"})
     assert values("mxref explain --dialect o") == []
 

@@ -15,9 +15,8 @@ from mxref_torch import CapturedStep, StepOutcome, convert
 from mxref_training.config import TrainConfig
 from mxref_training.distributed import sharded
 from mxref_training.distributed.ranks import Ranks
-from mxref_training.distributed.share import Share
-from mxref_training.distributed.team import team_of
-from mxref_training.distributed.tensors import is_split
+from mxref_training.distributed.sharded import is_split
+from mxref_training.distributed.share import Share, team_of
 from mxref_training.model.llama import Llama
 from mxref_training.parallel import Axes, ParallelConfig
 from mxref_training.shards import opened

@@ -13,8 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from mxref.cli import main
-from mxref_training import checkpoint, identity, steps
-from mxref_training.run import shared_folder
+from mxref_training import agreement, checkpoint, steps
 
 STEP = 4
 """The step in which a rank fails."""
@@ -57,20 +56,24 @@ def slow() -> None:
 
 
 def elsewhere() -> None:
+    """Have the rank started with another folder."""
+    sys.argv[sys.argv.index("--out") + 1] += "-elsewhere"
+
+
+def unshared() -> None:
     """Have the rank on a host that does not share the folder of the run."""
-    shared_folder.PATIENCE = 0.5
-    place = sys.argv.index("--out") + 1
-    sys.argv[place] += "-elsewhere"
+    agreement.PATIENCE = 0.5
+    agreement.file_sha256 = lambda path: ""
 
 
 def older() -> None:
     """Have the rank on a host with another version of PyTorch."""
-    identity.versions = lambda: {"torch": "1.0"}
+    agreement.versions = lambda: {"torch": "1.0"}
 
 
 FAULTS = {
     "killed": (1, killed), "disk_full": (1, disk_full), "slow": (0, slow), "elsewhere": (1, elsewhere),
-    "older": (1, older), "none": (0, lambda: None),
+    "unshared": (1, unshared), "older": (1, older), "none": (0, lambda: None),
 }  # fmt: skip
 """The rank that has the fault, and what gives it to this process."""
 

@@ -45,7 +45,8 @@ def arguments(folder: Path, out: Path, *options: str) -> list[str]:
     settings = [word for setting in SMALL for word in ("--set", setting)]
     return [
         "train", "tiny", "--recipe", "bf16", "--backend", "reference", "--data", str(folder / "train.jsonl"),
-        "--val", str(folder / "val.jsonl"), "--out", str(out), "--steps", str(STEPS), *settings, *options,
+        "--set", f"data.val={folder / 'val.jsonl'}", "--out", str(out), "--set",
+        f"run.steps={STEPS}", *settings, *options,
     ]  # fmt: skip
 
 
@@ -79,7 +80,7 @@ def test_hosts_that_do_not_share_the_folder_are_told_before_the_first_step(
     new, begun = tmp_path / "new", tmp_path / "begun"
     shutil.copytree(folder / "whole", begun)
     for out in (new, begun):
-        done = command(folder, out, fault="elsewhere")
+        done = command(folder, out, fault="unshared")
         assert done.returncode != 0
         (error,) = errors(done)
         assert "rank 1 on " in error
@@ -87,6 +88,14 @@ def test_hosts_that_do_not_share_the_folder_are_told_before_the_first_step(
         assert "--out must be a folder that all hosts share" in error
     assert not (new / "metrics.jsonl").exists()
     assert metrics(begun) == metrics(folder / "whole")
+
+
+def test_a_rank_with_another_folder_is_told_before_anything_is_written(folder: Path, tmp_path: Path) -> None:
+    done = command(folder, tmp_path / "run", fault="elsewhere")
+    assert done.returncode != 0
+    (error,) = errors(done)
+    assert f"the command: --out is '{tmp_path / 'run'}' on rank 0 and " in error
+    assert not list(tmp_path.glob("run*/*.json*"))
 
 
 def test_a_host_with_other_software_is_refused_before_anything_is_written(
@@ -148,7 +157,7 @@ def test_what_does_not_fit_is_refused_once_and_stays(
     harm(out / "checkpoints" / "step-6")
     before = files(out)
     # Both ranks find the damage. The second one would end before the slow first one has said why.
-    done = command(folder, out, "--steps", "8", *options, fault="slow" if harm is flip else "none")
+    done = command(folder, out, "--set", "run.steps=8", *options, fault="slow" if harm is flip else "none")
     assert done.returncode != 0
     (error,) = errors(done)
     assert said in error

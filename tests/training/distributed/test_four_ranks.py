@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mxref_torch import convert
-from mxref_training.distributed import gradients, sharded, tensors
+from mxref_training.distributed import sharded
 from mxref_training.distributed.ranks import Ranks
-from mxref_training.distributed.share import Share
+from mxref_training.distributed.share import Share, clip_split_gradients
 from mxref_training.model.llama import Llama
 from mxref_training.parallel import Axes
 from rank_threads import on_ranks
@@ -71,14 +71,14 @@ def parts(axes: Axes, parameter: Any, whole: Any) -> list[Part]:
         at = [place(axes, rank)[name] for name in mesh.mesh_dim_names]
         stub = SimpleNamespace(get_coordinate=lambda at=at: at, size=mesh.size)
         found.append(Part(parameter.placements, stub))
-        found[-1].local = tensors.part_of(whole, found[-1]).clone()  # type: ignore[arg-type]
+        found[-1].local = sharded.part_of(whole, found[-1]).clone()  # type: ignore[arg-type]
     return found
 
 
 @pytest.fixture(autouse=True)
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    of_torch = tensors.is_split
-    monkeypatch.setattr(tensors, "is_split", lambda tensor: isinstance(tensor, Part) or of_torch(tensor))
+    of_torch = sharded.is_split
+    monkeypatch.setattr(sharded, "is_split", lambda tensor: isinstance(tensor, Part) or of_torch(tensor))
 
 
 def test_every_element_lies_on_as_many_ranks_as_are_counted(layout: tuple[Axes, dict[str, Any]]) -> None:
@@ -89,7 +89,7 @@ def test_every_element_lies_on_as_many_ranks_as_are_counted(layout: tuple[Axes, 
         held = parts(axes, parameter, whole)
         assert held[0].local.shape == parameter.to_local().shape, name
         counts = torch.bincount(torch.cat([part.local.flatten() for part in held]), minlength=whole.numel())
-        assert (counts == tensors.copies(parameter, 4)).all(), name
+        assert (counts == sharded.copies(parameter, 4)).all(), name
         last = name.split(".")[-2]
         for rank, part in enumerate(held):
             if last in (*sharded.OUTPUTS, *sharded.INPUTS):
@@ -112,7 +112,7 @@ def test_clipping_on_ranks_scales_down_what_is_too_large_and_nothing_else(
     def clip(ranks: Ranks) -> tuple[float, list[Any]]:
         own = [SimpleNamespace(grad=part[ranks.rank]) for part in held]
         model: Any = SimpleNamespace(parameters=lambda: own)
-        return gradients.clip_split_gradients(model, limit, ranks), [p.grad.local for p in own]
+        return clip_split_gradients(model, limit, ranks), [p.grad.local for p in own]
 
     before = [[part.local.clone() for part in of] for of in held]
     for rank, (found, after) in enumerate(on_ranks(4, clip)):

@@ -47,7 +47,7 @@ class Job:
         command = [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
             "--max-restarts", str(self.restarts), "--no-python", str(Path(sys.executable).with_name("mxref")), "train",
-            "tiny", "--recipe", "recipe.toml", "--data", "train.jsonl", "--val", "val.jsonl",
+            "tiny", "--recipe", "recipe.toml", "--data", "train.jsonl", "--set", "data.val=val.jsonl",
             "--backend", "numba", "--out", str(self.out), *settings,
         ]  # fmt: skip
         quiet = os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", MARK: str(self.out)}

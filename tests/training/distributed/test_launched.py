@@ -29,7 +29,7 @@ from mxref.cli import main
 main()
 """
 SMALL = (
-    "--steps", "3", "--backend", "reference", "--recipe", "bf16", "--set", "run.eval_tokens=64", "--set",
+    "--set", "run.steps=3", "--backend", "reference", "--recipe", "bf16", "--set", "run.eval_tokens=64", "--set",
     "model.vocab=280",
 )  # fmt: skip
 
@@ -55,7 +55,7 @@ def test_the_traceback_of_a_rank_that_crashes_is_shown(tmp_path: Path) -> None:
             for number in range(count)
         ]
         (tmp_path / f"{side}.jsonl").write_text("\n".join(lines) + "\n")
-    data = ("--data", str(tmp_path / "train.jsonl"), "--val", str(tmp_path / "val.jsonl"))
+    data = ("--data", str(tmp_path / "train.jsonl"), "--set", f"data.val={tmp_path / 'val.jsonl'}")
     out = tmp_path / "run"
     done = torchrun(str(script), "train", "tiny", *SMALL, *data, "--out", str(out), folder=tmp_path)
     assert done.returncode != 0

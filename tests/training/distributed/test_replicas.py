@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mxref_training.distributed import replicas
+from mxref_training.distributed import share
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
@@ -23,9 +23,9 @@ def test_the_order_does_not_depend_on_which_gradient_is_ready_first(
         added.append(gradient.numel())
         assert len(added) <= len(ready)  # none before it is there
 
-    monkeypatch.setattr(replicas, "BUCKET", 8)
-    monkeypatch.setattr(replicas.dist, "all_reduce", add)
-    summing = replicas.Replicas(parameters)
+    monkeypatch.setattr(share, "BUCKET", 8)
+    monkeypatch.setattr(share.dist, "all_reduce", add)
+    summing = share.Replicas(parameters)
     with summing.adding(last=False):
         parameters[0].sum().backward()
     assert not added
@@ -39,7 +39,7 @@ def test_the_order_does_not_depend_on_which_gradient_is_ready_first(
 def test_a_parameter_without_a_gradient_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     parameters = [torch.nn.Parameter(torch.full((size,), 1.0)) for size in (3, 2, 1)]
     added: list[int] = []
-    monkeypatch.setattr(replicas.dist, "all_reduce", lambda gradient: added.append(gradient.numel()))
-    with replicas.Replicas(parameters).adding(last=True):
+    monkeypatch.setattr(share.dist, "all_reduce", lambda gradient: added.append(gradient.numel()))
+    with share.Replicas(parameters).adding(last=True):
         (parameters[0].sum() + parameters[2].sum()).backward()
     assert added == [1, 3]

@@ -1,4 +1,4 @@
-"""The options by which `train` and `ablate` take a model, data and settings of one's own, with one meaning in both."""
+"""The options by which `train` and `ablate` take data and settings of one's own, with one meaning in both."""
 
 from __future__ import annotations
 

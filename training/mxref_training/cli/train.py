@@ -10,22 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mxref.cli import EXIT_ERROR
-from mxref.cli.known import files, recipes_or_files
+from mxref.cli.known import recipes_or_files
 from mxref.cli.ranks import ForRanks
 from mxref.cores import wait_passively
 from mxref_training.cli import known
-from mxref_training.cli.setting import (
-    BACKEND,
-    DATA,
-    FOLDER,
-    SET,
-    SHADOW,
-    STEPS,
-    TELEMETRY,
-    TOKENIZER,
-    VAL,
-    overlays,
-)
+from mxref_training.cli.setting import BACKEND, DATA, FOLDER, SET
 
 if TYPE_CHECKING:
     from mxref.backend import Backend
@@ -39,7 +28,28 @@ _LET_IT_SPEAK = 5
 """Seconds that a rank waits to be ended after another one has failed."""
 
 
-@click.command(cls=ForRanks)
+_SET_BY = {
+    "--val": "--set data.val=PATH", "--tokenizer": "--set data.tokenizer=FILE", "--steps": "--set run.steps=N",
+    "--shadow": "--set run.shadow=SHARE", "--init-from": "--set run.init_from=FOLDER",
+    "--telemetry": "--set run.telemetry_every=N", "--tensorboard": "--track tensorboard",
+}  # fmt: skip
+"""Options that the command once had, and what says the same."""
+
+
+class _Train(ForRanks):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words of the command; an option that it once had is an error that says what to write."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as err:
+            if instead := _SET_BY.get(err.option_name):
+                raise click.UsageError(
+                    f"{err.option_name} is no option any more: write {instead}", ctx
+                ) from None
+            raise
+
+
+@click.command(cls=_Train)
 @click.argument("config", default="demo", shell_complete=known.presets)
 @click.option(
     "--recipe",
@@ -51,26 +61,15 @@ _LET_IT_SPEAK = 5
     "`mxref recipes` describes them. A file may give layers and steps other recipes.",
 )
 @DATA
-@VAL
-@TOKENIZER
 @click.option("--out", type=FOLDER, help="Folder of the run. Default: runs/CONFIG-RECIPE.")
-@STEPS
 @BACKEND
 @SET
-@SHADOW
-@click.option(
-    "--init-from",
-    metavar="FOLDER",
-    shell_complete=files,
-    help="Begin with the weights of a Llama in Hugging Face's layout; the same as --set run.init_from=FOLDER.",
-)
 @click.option(
     "--resume/--no-resume",
     default=True,
     show_default=True,
     help="Go on with the run in --out; --no-resume deletes that run and starts over.",
 )
-@TELEMETRY
 @click.option(
     "--track",
     type=click.Choice(["tensorboard", "trackio", "wandb"]),
@@ -104,16 +103,10 @@ def train(
     config: str,
     recipe: str,
     data: str | None,
-    val: str | None,
-    tokenizer: str | None,
     out: Path | None,
-    steps: int | None,
     backend: str | None,
     overrides: tuple[str, ...],
-    shadow: float | None,
-    init_from: str | None,
     resume: bool,
-    telemetry: int | None,
     track: str | None,
     profile: str | None,
     dry_run: bool,
@@ -130,12 +123,12 @@ def train(
     \b
     Examples:
       mxref train                                 a small Llama in MXFP4 + H16
-      mxref train demo --recipe fp8 --steps 200   the FP8 baseline, shorter
-      mxref train demo --data text.jsonl --val held_out.jsonl --out runs/mine
+      mxref train demo --recipe fp8 --set run.steps=200   the FP8 baseline, shorter
+      mxref train demo --data text.jsonl --set data.val=held_out.jsonl
       mxref train demo --recipe mine.toml --dry-run    each layer and phase
       mxref train demo --set model.layers=6 --set optim.lr=5e-4 --dry-run
-      mxref train mine.toml --init-from Llama-3.2-1B   weights of Hugging Face
-      mxref train demo --telemetry 50             what `mxref report` then shows
+      mxref train mine.toml --set run.init_from=Llama-3.2-1B   weights of Hugging Face
+      mxref train demo --set run.telemetry_every=50   what `mxref report` then shows
       mxref train demo --profile 10:13            with a trace of four steps
 
     \b
@@ -148,11 +141,9 @@ def train(
     from mxref.terminal import echo
     from mxref_training.distributed.ranks import PeerStopped, connected, restarted, started_ranks
 
-    tables = overlays(
-        overrides, data=data, val=val, tokenizer=tokenizer, steps=steps, shadow=shadow, telemetry=telemetry
-    )
-    if init_from is not None:
-        tables.append({"run": {"init_from": init_from}})
+    tables: list[str | dict[str, Any]] = [*overrides]
+    if data is not None:
+        tables.append({"data": {"train": data}})
     mesh = {"ranks": ranks, "peak_tflops": peak_tflops, "utilisation": utilisation}
     mesh = {name: value for name, value in mesh.items() if value is not None}
     started = started_ranks()

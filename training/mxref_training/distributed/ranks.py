@@ -370,7 +370,7 @@ def _of_this_attempt(store: Store, rank: int, world: int) -> Store:
         store.set(_ATTEMPT, name)
         store.wait(answers, _CONNECTING)
         for answer in answers:
-            store.set(f"{answer}/heard", store.get(answer))
+            store.set(f"{answer}/heard", store.get(answer).decode())
     else:
         name, heard = "", b""
         while heard != word.encode():

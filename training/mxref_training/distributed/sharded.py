@@ -1,21 +1,28 @@
-"""Splits a model that was built without memory over ranks."""
+"""Models that are split over ranks by FSDP2 and tensor parallelism, and this rank's parts of their tensors.
+
+PyTorch's modules of split tensors take half a second to import. Where nothing has imported them, no tensor is split.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch import Tensor, nn
 
 from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_torch.layer.linear import MXLinear
 from mxref_torch.layer.split import check_layer, split_layer
 from mxref_torch.names import named_linears
 from mxref_training.parallel import Axes
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+_DTENSOR = "torch.distributed.tensor"
 
 OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 """Layers that ranks of a tensor-parallel group split by outputs: whole heads, and channels of the SwiGLU."""
@@ -25,6 +32,8 @@ INPUTS = ("o_proj", "down_proj")
 
 def make_mesh(device: torch.device, axes: Axes) -> DeviceMesh:
     """Return the mesh of all ranks, whose axes are named as in the configuration; collective."""
+    from torch.distributed.device_mesh import init_device_mesh
+
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return init_device_mesh(device.type, tuple(axes), mesh_dim_names=Axes._fields)
@@ -44,6 +53,8 @@ def shard(model: Any, mesh: DeviceMesh, device: torch.device, keep_gathered: boo
         device: of this rank.
         keep_gathered: whether the layers of a forward pass are freed behind the backward pass alone.
     """
+    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+
     if mesh["tensor"].size() > 1:
         split_layers(model, mesh["tensor"])
     over = mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
@@ -92,6 +103,68 @@ def _split(model: Any) -> Iterator[tuple[str, MXLinear, int]]:
 
 def free(model: nn.Module) -> None:
     """Free the weights that forward passes without a backward pass have left gathered; a whole model stays as it is."""
+    from torch.distributed.fsdp import FSDPModule
+
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def is_split(tensor: Any) -> TypeGuard[Any]:
+    """Return whether a tensor is a DTensor, of which each rank has a part."""
+    module = sys.modules.get(_DTENSOR)
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that lies on this rank: all of it unless it is split."""
+    if not is_split(tensor):
+        return tensor
+    part: Tensor = tensor.to_local()
+    return part
+
+
+def part_of(whole: Tensor, like: Tensor) -> Tensor:
+    """Return this rank's part of a whole tensor, as a split tensor has it, without communication."""
+    from torch.distributed.tensor.placement_types import Shard, _StridedShard
+
+    assert is_split(like)
+    mesh = like.device_mesh
+    # An axis of the mesh that split a tensor after the others, as FSDP does, is strided, wherever it stands.
+    order = sorted(enumerate(like.placements), key=lambda item: isinstance(item[1], _StridedShard))
+    for axis, placement in order:
+        if isinstance(placement, Shard | _StridedShard):
+            dim, coordinate = placement.dim, mesh.get_coordinate()[axis]
+            chunks = whole.chunk(mesh.size(axis), dim)
+            whole = chunks[coordinate] if coordinate < len(chunks) else whole.narrow(dim, 0, 0)
+    return whole
+
+
+@torch.no_grad()
+def put(tensor: Tensor, whole: Tensor) -> None:
+    """Copy values into a tensor; into a split one those of this rank's part.
+
+    Args:
+        tensor: any device and type.
+        whole: the values of the whole tensor, the same on every rank.
+    """
+    own_part(tensor).copy_(part_of(whole, tensor) if is_split(tensor) else whole)
+
+
+def copies(tensor: Tensor, ranks: int) -> int:
+    """Return how many of so many ranks hold each element of a tensor: all of them where it is not split."""
+    if not is_split(tensor):
+        return ranks
+    mesh = tensor.device_mesh
+    found: int = ranks // mesh.size()
+    for axis, placement in enumerate(tensor.placements):
+        found *= mesh.size(axis) if placement.is_replicate() else 1
+    return found
+
+
+def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Return tensors in lists of those that are split over the same mesh, which one kernel can update together."""
+    lists: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        lists.setdefault(tensor.device_mesh if is_split(tensor) else None, []).append(tensor)
+    return list(lists.values())

@@ -178,8 +178,7 @@ def completed(table: Mapping[str, Any]) -> dict[str, Any]:
         path = folder / TOKENIZER
         if not path.is_file():
             raise HuggingFaceError(
-                f"{folder} has no {TOKENIZER}, and weights without their tokenizer mean nothing: set data.tokenizer "
-                "(--tokenizer)"
+                f"{folder} has no {TOKENIZER}, and weights without their tokenizer mean nothing: set data.tokenizer"
             )
         done["data"] = {**data, "tokenizer": str(path)}
     return done

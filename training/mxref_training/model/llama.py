@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mxref_training.config import Recompute
 from mxref_training.dimensions import ModelConfig, RopeScaling
-from mxref_training.distributed.tensors import put
+from mxref_training.distributed.sharded import put
 from mxref_training.model.recompute import through
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from mxref.tomlio import to_table
-from mxref_training.distributed.tensors import put
+from mxref_training.distributed.sharded import put
 from mxref_training.errors import HuggingFaceError
 from mxref_training.huggingface.config_json import require_same_shape
 from mxref_training.huggingface.weights import Weights

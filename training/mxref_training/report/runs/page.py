@@ -21,8 +21,9 @@ REPORT, COMPARISON = "report", "comparison"
 """Names of the files, without their suffixes: of one run, and of several."""
 
 WITHOUT = (
-    "{names} without telemetry. Switch it on with `mxref train … --telemetry 50`, which measures every 50th step; "
-    "a run that is under way takes it up when the same command is given with it. It changes no bit of the run."
+    "{names} without telemetry. Switch it on with `mxref train … --set run.telemetry_every=50`, which measures every "
+    "50th step; a run that is under way takes it up when the same command is given with it. It changes no bit of the "
+    "run."
 )
 
 
