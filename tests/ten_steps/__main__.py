@@ -107,7 +107,8 @@ def train(tree: Path, out: Path, names: Iterable[str] = ()) -> dict[str, bytes]:
     for name, (recipe, settings) in chosen.items():
         file = out / f"{name}.toml"
         file.write_text("\n".join(_toml(recipe)) + "\n", encoding="utf-8")
-        given = {"data": out / "train.jsonl", "val": out / "val.jsonl", "recipe": file, "backend": "numba"}
+        settings = settings | {"data.val": out / "val.jsonl"}
+        given = {"data": out / "train.jsonl", "recipe": file, "backend": "numba"}
         words = ["train", "tiny", "--no-resume", "--out", str(out / name)]
         words += [word for key, value in given.items() for word in (f"--{key}", str(value))]
         commands.append(

@@ -128,7 +128,7 @@ def larger_halves(words):
 def amax_bits_of_pairs(magnitudes):
     """Return float32 bits of the largest magnitude in a tuple of words, uint32 [B].
 
-    Rounding to odd keeps an amax on its side of the bound of every scale rule.
+    Rounding to odd keeps an amax on its side of the scale rule's bound: a treatment is packed only then.
     """
     both = larger_halves(magnitudes)
     return tl.maximum(both << 16, both & 0xFFFF0000)

@@ -145,7 +145,8 @@ def treatment(
         norm: factor after the transform; default that of its size.
         native: roundings of E2M1 for which the conversions of gfx950 are used, where there is no prescale.
         packed: whether there is the arithmetic of Hopper: packed bfloat16, which RNE to codes of E2M1 uses where there
-            is no prescale, and sums rounded toward zero, which SR to E2M1 uses.
+            is no prescale and amax stays on its side of the scale rule's bound, and sums rounded toward zero, which SR
+            to E2M1 uses.
         late: whether the kernel reads the step from memory.
         drawn: whether the kernel draws the signs at that step.
         narrow: whether the numbers of all Philox calls are below 2^32.
@@ -159,11 +160,13 @@ def treatment(
     assert isinstance(block, BlockFormat)  # checked when the quantization was planned
     element, nibbles = block.element, block.element is E2M1
     by_sum = packed and nibbles and spec.rounding is Rounding.SR
+    bound = bump_above(spec.scale_rule, element)
+    exact = kind == "bfloat16" and not n
     return Treatment(
         kind=kind,
         element=element,
         k=block.k,
-        carry=MANTISSA_MASK - bump_above(spec.scale_rule, element),
+        carry=MANTISSA_MASK - bound,
         zero=spec.zero_scale,
         constant=_RANDOM_CONSTANT[spec.rounding],
         random_bits=spec.sr_bits if spec.rounding is Rounding.SR else 0,
@@ -181,11 +184,24 @@ def treatment(
         and nibbles
         and spec.rounding is Rounding.RNE
         and not spec.prescale
-        and output is Output.CODES,
+        and output is Output.CODES
+        and (exact or odd_keeps_side(bound)),
         by_sum=by_sum,
         narrow=by_sum and narrow,
         output=output,
     )
+
+
+def odd_keeps_side(bound: int) -> bool:
+    """Return whether a float32 rounded to odd in bfloat16 stays on its side of a scale rule's bound, whatever it is.
+
+    Rounding to odd sets the lowest of seven bits of the mantissa where something is lost. A mantissa is above a bound
+    of which those and all lower bits are zero, or all ones, exactly if the rounded one is.
+
+    Args:
+        bound: from `bump_above`.
+    """
+    return bound % (1 << 17) == 0 or (bound + 1) % (1 << 17) == 0
 
 
 def _saturates(rule: ScaleRule, element: ElementFormat) -> bool:

@@ -123,12 +123,12 @@ def train(
     \b
     Examples:
       mxref train                                 a small Llama in MXFP4 + H16
-      mxref train demo --recipe fp8 --set run.steps=200   the FP8 baseline, shorter
+      mxref train demo --recipe fp8 --set run.steps=200
       mxref train demo --data text.jsonl --set data.val=held_out.jsonl
       mxref train demo --recipe mine.toml --dry-run    each layer and phase
       mxref train demo --set model.layers=6 --set optim.lr=5e-4 --dry-run
-      mxref train mine.toml --set run.init_from=Llama-3.2-1B   weights of Hugging Face
-      mxref train demo --set run.telemetry_every=50   what `mxref report` then shows
+      mxref train mine.toml --set run.init_from=Llama-3.2-1B
+      mxref train demo --set run.telemetry_every=50    for `mxref report`
       mxref train demo --profile 10:13            with a trace of four steps
 
     \b
