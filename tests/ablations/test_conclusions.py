@@ -121,13 +121,17 @@ def test_claims_in_nats_are_at_the_slope_of_fp8() -> None:
     slopes = [fmean(map(raw.slope, raw.curves(name)["fp8"].values())) for name in raw.SIZES]
     assert f"({signed(slopes[0])} and {signed(slopes[1])} nats per e-fold of tokens)" in PAGE
     steps = [-slope * math.log(1.265 / 1.105) for slope in slopes]
-    assert f"Its W would cost {signed(steps[0])} and {signed(steps[1])} here." in PAGE
+    assert f"Its W would cost {signed(steps[0])} and {signed(steps[1])} here, above our intervals." in PAGE
     for ladder, step in zip(raw.SIZES, steps, strict=True):
         assert contrasts(ladder)["wgrad"]["loss"]["high"] < step
     for name, ladder, nats in (("h16", "readings", -0.041), ("dgrad", "paper_50m", 0.006)):
         loss = contrasts(ladder)[name]["loss"]
         assert loss["low"] < nats < loss["high"]
-    assert "H16 at 20M and D at 50M are compatible with it." in PAGE
+    assert "H16 at 20M and D at 50M are compatible." in PAGE
+    small, large = (ladders.arm_of(ladders.results_of(name), "fprop")["overhead"] for name in raw.SIZES)
+    assert small["percent"] - small["half_width"] > 9 > 8 > large["percent"] - large["half_width"]
+    tokens = f"{large['percent']:+.0f} ± {large['half_width']:.0f} %"
+    assert f"F at 50M ({tokens} tokens) is underpowered." in PAGE
     found = ladders.results_of("readings")
     band = front.lines({"readings": found})[0].sizes["readings"].claim
     assert band == pytest.approx([-slopes[0] * math.log(1 + percent / 100) for percent in (8, 9)])
@@ -245,7 +249,8 @@ def test_what_the_page_says_of_explanations() -> None:
     plain = by_label["all three: plain RNE"]
     assert f"{plain - by_label['all three: SR everywhere']:.1f} dB less signal-to-noise in F under SR" in PAGE
     assert f"and {by_label['H16'] - plain:.1f} dB more under H16" in PAGE
-    assert f"({by_label['all three: RHT16, signs per step']:.2f} and {by_label['H16']:.2f} dB)." in PAGE
+    assert by_label["all three: RHT16, signs per step"] - by_label["H16"] > -0.1
+    assert "RHT16 has as much as H16." in PAGE
     sr_dy = raw.pairs("all-sr-dy", "all")
     assert f"SR of the gradient alone is {signed(fmean(sr_dy))} from plain rounding" in PAGE
     assert fmean(sr_dy) - T7 * stdev(sr_dy) / math.sqrt(8) < 0
