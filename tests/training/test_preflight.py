@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from mxref.cli import main
 from mxref.discovery import get_backend
 from mxref.errors import MxrefError
+from mxref.recipe_files import recipe_from_table
 from mxref_training import device
 from mxref_training.config import Compile, Recompute, TrainConfig, find_recipe, load_config
 from mxref_training.device import known_errors, memory_limit
@@ -22,6 +23,8 @@ from mxref_training.model.llama import Llama
 from mxref_training.preflight import preflight
 from mxref_training.run.memory import less_memory, memory, require_memory
 from training_setup import change, run
+
+HALVES = {"format": "mxfp4", "hadamard": 64}
 
 CPU = torch.device("cpu")
 RECIPE = find_recipe("mxfp4")
@@ -186,3 +189,21 @@ def test_compiled_code_holds_logits_in_bf16_alone() -> None:
     assert memory(config, RECIPE).logits == 4 * logits
     eager = replace(config, run=replace(config.run, compile=Compile.NONE))
     assert memory(eager, RECIPE).logits == 14 * logits
+
+
+@pytest.mark.parametrize(
+    ("recipe", "layer"),
+    [
+        ({"all": {"format": "bf16"}, "schedule": [{"start": "50%", "recipe": {"all": HALVES}}]}, 0),
+        (
+            {"schedule": [{"start": 1, "recipe": {"layers": [{"blocks": "-1", "recipe": {"all": HALVES}}]}}]},
+            1,
+        ),
+    ],
+    ids=["phase", "layer of a phase"],
+)
+def test_widths_are_checked_for_later_phases_too(recipe: dict[str, Any], layer: int) -> None:
+    """The first phase fits any width, or groups of 32."""
+    config = load_config("tiny", ["model.width=96", "model.heads=3", "model.kv_heads=3", "model.ffn=96"])
+    with pytest.raises(MxrefError, match=rf"layers\.{layer}\..*in_features = 96 is not a multiple of 64"):
+        preflight(config, recipe_from_table(recipe), get_backend("reference"))

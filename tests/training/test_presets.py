@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from mxref_training.config import Compile, Schedule, load_config
+from mxref_training.config import PRESETS, Compile, Schedule, load_config, names
 from mxref_training.model.llama import parameter_count
 from mxref_training.optim import learning_rate
 
@@ -48,3 +48,21 @@ def test_the_warm_up_of_a_preset_is_what_its_steps_take(name: str, warmup: int) 
     assert rates[0] == config.optim.lr / warmup
     assert rates[-1] == config.optim.lr
     assert rates == sorted(rates)
+
+
+@pytest.mark.parametrize(
+    ("name", "warmup", "lr"),
+    [
+        ("demo", 60, 2e-3), ("tiny", 4, 2e-3), ("lab_20m", 200, 2e-3), ("lab_50m", 200, 1.5e-3),
+        ("llama31_8b", 128, 8e-4), ("llama31_70b", 128, 1.5e-4),
+    ],
+)  # fmt: skip
+def test_a_preset_warms_up_over_its_first_steps(name: str, warmup: int, lr: float) -> None:
+    config = load_config(name)
+    rates = [learning_rate(config.optim, step, config.run.steps) for step in range(warmup + 1)]
+    assert rates == pytest.approx([lr * (step + 1) / warmup for step in range(warmup)] + [lr], rel=1e-12)
+
+
+def test_every_preset_has_its_warm_up_here() -> None:
+    (mark,) = test_a_preset_warms_up_over_its_first_steps.pytestmark  # type: ignore[attr-defined]
+    assert sorted(case[0] for case in mark.args[1]) == names(PRESETS)
