@@ -252,7 +252,7 @@ def test_what_the_page_says_of_explanations() -> None:
     assert by_label["all three: RHT16, signs per step"] - by_label["H16"] > -0.1
     assert "RHT16 has as much as H16." in PAGE
     sr_dy = raw.pairs("all-sr-dy", "all")
-    assert f"SR of the gradient alone is {signed(fmean(sr_dy))} from plain rounding" in PAGE
+    assert f"SR of the gradient is {signed(fmean(sr_dy))} from plain rounding" in PAGE
     assert fmean(sr_dy) - T7 * stdev(sr_dy) / math.sqrt(8) < 0
     costs = [mean(*sides, "tseng") for sides in (("none", "bf16"), ("sr", "none"), ("rht64", "none"))]
     assert f"D and W cost {signed(costs[0])}; SR (with a 3/4 prescale) lowers that by {-costs[1]:.3f}" in PAGE
