@@ -158,9 +158,15 @@ def test_other_bits_of_one_run_are_an_error_that_shows_where_the_curves_part(tmp
 
 def test_other_bits_where_a_compiler_measured_are_announced(tmp_path: Path) -> None:
     def found(folder: str, last: float) -> Found:
-        record = {"losses": [[1, 5.0], [2, last]], "train_curve": [], "environment": {}}
+        record = {
+            "arm": "h16",
+            "pair": 0,
+            "losses": [[1, 5.0], [2, last]],
+            "train_curve": [],
+            "environment": {},
+        }
         config = {"run": {"deterministic": False, "compile": "block"}}
-        table = {"name": "h16", "key": {}, "metrics": folder, "config": config, "record": record}
+        table = {"key": {}, "metrics": folder, "config": config, "record": record}
         return Found(Path(folder), table)
 
     said: list[str] = []
@@ -179,6 +185,30 @@ def test_damaged_results_and_empty_folders_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a" / "arms" / "bad" / "result.json"
     path.write_text(path.read_text().replace("3.9", "3.8", 1))
     with pytest.raises(FileFormatError, match=r"bad/result\.json is damaged, was edited"):
+        bring(tmp_path / "all", tmp_path / "a")
+
+
+def test_a_result_is_kept_under_its_arm_whatever_name_it_gives(tmp_path: Path) -> None:
+    run(tmp_path / "a", arms=["h16", "bad"])
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "run.json").write_text("{}")
+    for arm, name in (("h16", "../../precious"), ("bad", str(precious))):
+        reseal(
+            tmp_path / "a" / "arms" / arm / "result.json",
+            lambda content, name=name: content.update(name=name),
+        )
+    bring(tmp_path / "all", tmp_path / "a")
+    assert [path.name for path in precious.iterdir()] == ["run.json"]
+    assert {path.parent.name for path in (tmp_path / "all").rglob("result.json")} == {"fp8", "h16", "bad"}
+
+
+@pytest.mark.parametrize("pair", ["1/../../precious", -1, True, None])
+def test_a_result_without_a_number_is_refused(tmp_path: Path, pair: Any) -> None:
+    run(tmp_path / "a", arms=["h16"])
+    path = tmp_path / "a" / "arms" / "h16" / "result.json"
+    reseal(path, lambda content: content["record"].update(pair=pair))
+    with pytest.raises(FileFormatError, match=r"h16/result\.json is damaged, was edited"):
         bring(tmp_path / "all", tmp_path / "a")
 
 

@@ -42,6 +42,11 @@ class Start:
     step: int
 
 
+def run_name(arm: str, seed: int) -> str:
+    """Return the name of a run's directory: that of its arm, and which repetition it is, counted from 0."""
+    return f"{arm}.seed{seed}" if seed else arm
+
+
 @dataclass(frozen=True)
 class ArmRun:
     """One run of one arm, and its directory."""
@@ -70,7 +75,7 @@ class ArmRun:
     @property
     def name(self) -> str:
         """Name of the directory."""
-        return self.arm.name if self.seed == 0 else f"{self.arm.name}.seed{self.seed}"
+        return run_name(self.arm.name, self.seed)
 
     @property
     def title(self) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from mxref.errors import FileFormatError
 from mxref_training.errors import ConfigError
 from mxref_training.lab import result_file
+from mxref_training.lab.arm import run_name
 from mxref_training.lab.branches import branch_place
 from mxref_training.lab.fingerprint import DESIGN
 from mxref_training.lab.result_file import Record
@@ -31,14 +32,20 @@ class Found:
 
     @property
     def name(self) -> str:
-        """Name of the run."""
-        return str(self.table["name"])
+        """Name of the run, of its arm and its number: no text of the file becomes a path before the ladder knows it."""
+        return run_name(self.record["arm"], self.record["pair"])
 
     @property
     def design(self) -> dict[str, Any] | None:
         """Where the run starts and ends; None if it is a whole one."""
         design: dict[str, Any] | None = self.table["key"].get(DESIGN)
         return design
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether the numbers in the name of its directory are numbers."""
+        step = self.design["step"] if self.design else 0
+        return all(type(number) is int and number >= 0 for number in (self.record.get("pair"), step))
 
     @property
     def place(self) -> Path:
@@ -88,14 +95,15 @@ def results_in(folder: Path, *, required: bool = True) -> Iterator[Found]:
         )
     for path in paths:
         table = result_file.read(path)
-        if table is None:
+        found = table and Found(path, table)
+        # A trunk is kept for its checkpoints, and a calibration for its times: neither is compared.
+        if found and found.design is not None and "step" not in found.design:
+            continue
+        if not found or not found.is_placed:
             raise FileFormatError(
                 f"{path} is damaged, was edited, or is of another version of mxref: copy it again, or delete it"
             )
-        found = Found(path, table)
-        # A trunk is kept for its checkpoints, and a calibration for its times: neither is compared.
-        if found.design is None or "step" in found.design:
-            yield found
+        yield found
 
 
 def parting(one: Found, other: Found) -> str:
