@@ -305,6 +305,15 @@ def test_collecting_needs_folders_and_out(arguments: list[str], said: str) -> No
     assert said in " ".join(found.stderr.split())
 
 
+@pytest.mark.parametrize("more", [(), ("--collect", "runs/a")])
+def test_the_folder_of_a_training_run_takes_no_ladder(tmp_path: Path, more: tuple[str, ...]) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    found = CliRunner().invoke(main, ["ablate", "paper", *more, "--out", str(tmp_path)])
+    assert found.exit_code == 2
+    assert all(part in " ".join(found.stderr.split()) for part in ("mxref train", "another --out"))
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
 def test_an_arm_trains_with_keys_of_its_own_and_its_results_are_collected(tmp_path: Path) -> None:
     own = {"name": "slow", "label": "slow", "train": {"optim": {"lr": 1e-5}, "run": {"log_every": 5}}}
     lad = ladder(arm=[own, *table()["arm"]])  # the arm with own keys comes first

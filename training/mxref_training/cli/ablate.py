@@ -215,6 +215,9 @@ def ablate(
         return
     if folders and not collects:
         raise click.UsageError(f"{folders[0]}: folders of results need --collect")
+    folder = out or Path("runs") / Path(ladder).stem
+    if (folder / "run.json").exists():
+        raise ConfigError(f"{folder} holds a run of 'mxref train': give the ladder another --out")
     if collects:
         from mxref_training.cli.ablate_collect import collect_folders
 
@@ -248,7 +251,6 @@ def ablate(
         overrides, data=data, val=val, tokenizer=tokenizer, steps=steps, shadow=shadow, telemetry=telemetry
     )
     config = load_config(preset or loaded.train.preset, [loaded.train.overlay(), *given])
-    folder = out or Path("runs") / Path(ladder).stem
     kept = None if keep_checkpoints is None else kept_arms(keep_checkpoints)
     if probes and branches:
         raise ConfigError(
