@@ -193,10 +193,10 @@ def treatment(
 
 
 def odd_keeps_side(bound: int) -> bool:
-    """Return whether a float32 rounded to odd in bfloat16 stays on its side of a scale rule's bound, whatever it is.
+    """Return whether every float32 that is rounded to odd in bfloat16 stays on its side of a scale rule's bound.
 
-    Rounding to odd sets the lowest of seven bits of the mantissa where something is lost. A mantissa is above a bound
-    of which those and all lower bits are zero, or all ones, exactly if the rounded one is.
+    Rounding to odd keeps seven bits of the mantissa, and sets the last of them if a lower bit was set. The comparison
+    with a bound has the same outcome if the bound's last 17 bits are all zeros or all ones.
 
     Args:
         bound: from `bump_above`.

@@ -26,7 +26,7 @@ def test_every_shipped_recipe_works_as_it_is(name):
 
 @pytest.mark.clause("scale.rule.threshold")
 def test_an_amax_that_is_rounded_to_odd_stays_on_its_side_of_the_bound():
-    """Packed arithmetic compares amax in bfloat16, so it is used only for bounds that this cannot move."""
+    """Packed arithmetic compares amax in bfloat16, so it is used only where this changes no comparison."""
     mantissas = np.arange(1 << 23, dtype=np.uint32)
     odd = (mantissas & 0xFFFF0000) | ((mantissas & 0xFFFF) != 0).astype(np.uint32) << 16
     rules = [

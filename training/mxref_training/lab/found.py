@@ -32,7 +32,7 @@ class Found:
 
     @property
     def name(self) -> str:
-        """Name of the run, of its arm and its number: no text of the file becomes a path before the ladder knows it."""
+        """Name of the run's directory, made of its arm and repetition; the `name` in the file is not used as a path."""
         return run_name(self.record["arm"], self.record["pair"])
 
     @property
@@ -43,7 +43,7 @@ class Found:
 
     @property
     def is_placed(self) -> bool:
-        """Whether the numbers in the name of its directory are numbers."""
+        """Whether repetition and step, which its directory is named by, are integers from 0 on."""
         step = self.design["step"] if self.design else 0
         return all(type(number) is int and number >= 0 for number in (self.record.get("pair"), step))
 
