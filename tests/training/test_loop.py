@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 import mxref_torch
-from mxref.backend import Backend
 from mxref.discovery import get_backend
 from mxref.errors import MxrefError
 from mxref.mxarray import MXArray
@@ -32,7 +31,6 @@ from mxref_training.errors import ConfigError, DataError, DivergedError
 from mxref_training.evaluate import evaluate
 from mxref_training.finite import MAX_SKIPPED
 from mxref_training.model.llama import Llama
-from mxref_training.preflight import check_rounding
 from mxref_training.progress import BarProgress, PlainProgress, default_progress
 from mxref_training.wording import clock
 from training_setup import (
@@ -263,29 +261,6 @@ def test_stochastic_rounding_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LayerError, match="stochastic rounding of"):
         run(tmp_path / "run", SR, backend=NotStochastic())
     assert not (tmp_path / "run").exists()
-
-
-def test_stochastic_rounding_is_checked_once_for_each_backend_and_treatment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tried: list[tuple[Backend, Recipe]] = []
-    monkeypatch.setattr(mxref_torch, "check_stochastic_rounding", lambda *given: tried.append(given))
-    one, two = ReferenceBackend(), ReferenceBackend()
-    plain, phased = SR, recipe_from_table({"schedule": [{"until": 1, "recipe": "fp8"}]})
-    for backend, recipe in ((one, plain), (two, plain), (one, plain), (one, phased), (one, phased)):
-        check_rounding(backend, recipe)
-    assert tried == [(one, plain), (two, plain), *((one, treatment) for treatment in phased.treatments())]
-    assert len(phased.treatments()) == 2
-    one.capabilities = replace(one.capabilities, native_sr=True)
-    check_rounding(one, plain)
-    assert tried[4:] == [(one, plain)]
-
-
-def test_stochastic_rounding_that_has_failed_is_checked_again() -> None:
-    backend = NotStochastic()
-    for _ in range(2):
-        with pytest.raises(LayerError, match="stochastic rounding of"):
-            check_rounding(backend, SR)
 
 
 def test_equal_training_and_validation_data_are_refused() -> None:

@@ -16,10 +16,10 @@ from mxref.tomlio import dumps
 from mxref_torch import LayerError
 from mxref_training.config import find_recipe, load_config
 from mxref_training.errors import CheckpointError
+from mxref_training.forecast import memory
 from mxref_training.log import read_lines
 from mxref_training.report.runs.page import markdown
 from mxref_training.report.runs.read import read_runs
-from mxref_training.run.memory import memory
 from mxref_training.treatment import describe
 from training_setup import Saboteur, change, crash, lines, metrics, run, weights
 

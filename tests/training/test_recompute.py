@@ -13,9 +13,9 @@ import torch
 from mxref.recipe import Recipe
 from mxref_training.config import Compile, Recompute, load_config
 from mxref_training.errors import ConfigError
+from mxref_training.forecast import memory
 from mxref_training.model.llama import Llama
 from mxref_training.parallel import Axes
-from mxref_training.run.memory import memory
 from training_setup import CONFIG, SR, change, metrics, run, weights
 
 

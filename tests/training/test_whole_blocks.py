@@ -19,8 +19,7 @@ from mxref_training.config import load_config
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.errors import ConfigError
 from mxref_training.parallel import Axes
-from mxref_training.preflight import preflight
-from mxref_training.run.shape import converted_shape
+from mxref_training.preflight import converted_shape, preflight
 from training_setup import SR, change, run
 
 TWO = Ranks(0, 2, 0, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -21,10 +22,12 @@ from mxref_training.model.llama import Llama
 from mxref_training.model.pretrained import load_pretrained
 from mxref_training.open_run import OpenRun
 from mxref_training.optim import make_optimizer
-from mxref_training.preflight import check_rounding
 from mxref_training.run_state import RunState
 from mxref_training.saving import Saver
 from mxref_training.steps import CapturedSteps, EagerSteps, Steps
+
+_rounds_well = cache(mxref_torch.check_stochastic_rounding)
+"""The check of a backend's stochastic rounding, once in a process for each recipe: it takes as long as some steps."""
 
 
 @dataclass
@@ -50,7 +53,7 @@ def build(run: OpenRun) -> Built:
         MxrefError: stochastic rounding does not round well, or the model does not fit the recipe.
     """
     config, settings, device, ranks = run.config, run.config.run, run.device, run.ranks
-    check_rounding(run.backend, run.recipe)
+    _rounds_well(run.backend, run.recipe)
     share = Share(ranks, check_layout(config, ranks.world))
     # Weights are drawn only if nothing else gives them, which takes long at full size.
     model = Llama(config.model, None, device=device if share.axes.whole else "meta")

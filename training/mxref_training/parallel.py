@@ -37,6 +37,10 @@ class Axes(NamedTuple):
         return prod(self)
 
 
+ONE = Axes(1, 1, 1)
+"""One process."""
+
+
 @dataclass(frozen=True)
 class ParallelConfig:
     """Ranks along the three axes of the mesh; 0 or -1 on one axis takes the ranks that the others leave."""

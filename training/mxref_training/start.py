@@ -16,13 +16,13 @@ from mxref_training.distributed.ranks import Ranks, restarted
 from mxref_training.distributed.share import layout_identity
 from mxref_training.errors import CheckpointError, start_over
 from mxref_training.failures import explained
+from mxref_training.forecast import less_memory
 from mxref_training.identity import changed_environment, identity
 from mxref_training.log import open_logs, recorded_lengths
 from mxref_training.numerics import fixed_numerics
 from mxref_training.open_run import OpenRun
 from mxref_training.preflight import preflight
 from mxref_training.progress import ProgressSink, default_progress, reporting
-from mxref_training.run.memory import less_memory
 from mxref_training.run_folder import LEASE, RunFolder
 
 

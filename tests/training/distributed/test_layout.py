@@ -16,10 +16,10 @@ from mxref_training.config import Compile, find_recipe, load_config
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.distributed.share import Share, added, check_layout
 from mxref_training.errors import ConfigError
+from mxref_training.forecast import memory
 from mxref_training.huggingface.config_json import config_json
 from mxref_training.model.llama import Llama, parameter_count
 from mxref_training.parallel import Axes, ParallelConfig
-from mxref_training.run.memory import memory
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ def ablate(
     from mxref_training.cli.ablate_pages import show_branches, show_forecast
     from mxref_training.config import load_config
     from mxref_training.data.corpus import prepare_corpus
-    from mxref_training.device import default_backend
+    from mxref_training.device import choose_device, default_backend, device_name
     from mxref_training.interrupt import Interrupted
     from mxref_training.lab.branches import branching, run_branches
     from mxref_training.lab.budget import Budget
@@ -244,7 +244,7 @@ def ablate(
     from mxref_training.lab.slots import make_slots, on_share
     from mxref_training.lab.study import planned, run_ladder
     from mxref_training.lab.tally import one_by_one
-    from mxref_training.preflight import on_device, preflight
+    from mxref_training.preflight import preflight
     from mxref_training.wording import clock, counted
 
     given = overlays(
@@ -288,7 +288,11 @@ def ablate(
         echo(line, err=True)
 
     def before(runs: Sequence[ArmRun], corpus: Any) -> None:
-        facts = {"device": on_device(config, computes), "places": len(slots), "per_device": slots.per_device}
+        facts = {
+            "device": device_name(choose_device(config.run.device, computes)),
+            "places": len(slots),
+            "per_device": slots.per_device,
+        }
         if calibrates and runs:
             costs.rates = calibrate(runs, len(slots), folder, run_all, corpus, say).rates
             costs.save(folder, facts)

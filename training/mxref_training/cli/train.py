@@ -249,10 +249,13 @@ def _print_plan(
     from rich.text import Text
 
     from mxref.terminal import HEAD, QUIET, console
-    from mxref_training.run.estimate import Mesh, dry_run
+    from mxref_training.forecast import Mesh, dry_run
+    from mxref_training.preflight import planned
 
+    assumed = Mesh(**mesh)
+    model, axes = planned(config, recipe, backend, assumed.ranks)
     table = Table.grid(padding=(0, 2))
-    for heading, lines in dry_run(config, recipe, backend, why, Mesh(**mesh)):
+    for heading, lines in dry_run(config, recipe, backend, why, model, axes, assumed):
         table.add_row(Text(heading, style=HEAD), Text(""))
         for key, text in lines:
             table.add_row(Text(f"  {key}", style=QUIET), Text(text))

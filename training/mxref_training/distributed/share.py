@@ -20,9 +20,7 @@ from mxref_training.config import Compile, RunConfig, TrainConfig
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.distributed.sharded import copies, own_part
 from mxref_training.errors import ConfigError
-from mxref_training.parallel import LAYOUT, Axes, ParallelConfig
-
-ONE = Axes(1, 1, 1)
+from mxref_training.parallel import LAYOUT, ONE, Axes, ParallelConfig
 
 
 @dataclass(frozen=True)

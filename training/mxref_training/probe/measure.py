@@ -16,6 +16,7 @@ from mxref_torch.names import named_linears
 from mxref_training.config import TrainConfig
 from mxref_training.device import choose_device, memory_limit
 from mxref_training.errors import ConfigError
+from mxref_training.forecast import memory
 from mxref_training.loss import cross_entropy
 from mxref_training.model.llama import Llama
 from mxref_training.numerics import deterministic
@@ -25,7 +26,6 @@ from mxref_training.probe.capture import captured
 from mxref_training.probe.draws import LayerDraws
 from mxref_training.probe.layer import Captured, LayerProbe, Row
 from mxref_training.probe.moments import Moment
-from mxref_training.run.memory import memory
 from mxref_training.run_state import load_weights
 from mxref_training.wording import si
 
