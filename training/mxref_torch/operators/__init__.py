@@ -75,44 +75,59 @@ _tallies: weakref.WeakValueDictionary[int, Census] = weakref.WeakValueDictionary
 _handles = itertools.count(1)
 
 
-def operator(function: Callable[..., Any], changes: str = "") -> torch._ops.OpOverload:
-    """Return a function as the operator `mxref::<its name>`: no result shares memory, no other argument is changed.
+def operator(
+    like: Callable[..., Any], changes: str = ""
+) -> Callable[[Callable[..., Any]], torch._ops.OpOverload]:
+    """Return a decorator that makes a function the operator `mxref::<its name>`.
 
-    `changes` names the argument that is, if one is; it has to be the first.
+    No result shares memory with another tensor, and no argument is changed, except the one that `changes` names, which
+    has to be the first. `like` gets those of the operator's arguments that its parameters name, and returns results of
+    the right shapes and types without values: compilers ask for them.
 
     PyTorch's `custom_op` makes the same, and adds three times as much to a call: it looks at each result for
     shared memory, and has an autograd formula to raise an error. Here tests look, and the operator itself refuses
     what would need its gradient.
     """
 
-    @cache
-    def untraced() -> Callable[..., Any]:
-        # Importing the compiler takes seconds.
-        found: Callable[..., Any] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-        return found
+    def decorate(function: Callable[..., Any]) -> torch._ops.OpOverload:
+        @cache
+        def untraced() -> Callable[..., Any]:
+            # Importing the compiler takes seconds.
+            found: Callable[..., Any] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+            return found
 
-    def kernel(*arguments: Any) -> Any:
-        if torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in arguments):
-            raise UnsupportedError(
-                f"mxref::{name} has no gradient, and an argument requires one; the layers of mxref_torch "
-                "have all three GEMMs: use these, or call it within torch.no_grad()"
-            )
-        if changes:
-            # Tells autograd that its saved copy of the tensor is out of date.
-            torch.autograd.graph.increment_version(arguments[0])
-        try:
-            return untraced()(*arguments)
-        except BaseException as err:
-            err.add_note(PLACE + _place(name, dict(zip(parameters, arguments, strict=False))))
-            raise
+        def kernel(*arguments: Any) -> Any:
+            if torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in arguments):
+                raise UnsupportedError(
+                    f"mxref::{name} has no gradient, and an argument requires one; the layers of mxref_torch "
+                    "have all three GEMMs: use these, or call it within torch.no_grad()"
+                )
+            if changes:
+                # Tells autograd that its saved copy of the tensor is out of date.
+                torch.autograd.graph.increment_version(arguments[0])
+            try:
+                return untraced()(*arguments)
+            except BaseException as err:
+                err.add_note(PLACE + _place(name, named(arguments)))
+                raise
 
-    name, parameters = function.__name__, list(inspect.signature(function).parameters)
-    schema = library.infer_schema(function, mutates_args={changes} if changes else ())
-    library.define(f"mxref::{name}", schema, tags=torch.Tag.pt2_compliant_tag)
-    library.impl(f"mxref::{name}", "CompositeExplicitAutograd", kernel)
-    overload: torch._ops.OpOverload = getattr(torch.ops.mxref, name).default
-    overload.__doc__ = function.__doc__
-    return overload
+        def named(arguments: Sequence[Any]) -> dict[str, Any]:
+            return dict(zip(parameters, arguments, strict=False))
+
+        def fake(*arguments: Any) -> Any:
+            given = named(arguments)
+            return like(*(given.get(key) for key in inspect.signature(like).parameters))
+
+        name, parameters = function.__name__, list(inspect.signature(function).parameters)
+        schema = library.infer_schema(function, mutates_args={changes} if changes else ())
+        library.define(f"mxref::{name}", schema, tags=torch.Tag.pt2_compliant_tag)
+        library.impl(f"mxref::{name}", "CompositeExplicitAutograd", kernel)
+        overload: torch._ops.OpOverload = getattr(torch.ops.mxref, name).default
+        library.register_fake(overload, fake)
+        overload.__doc__ = function.__doc__
+        return overload
+
+    return decorate
 
 
 def _place(name: str, given: dict[str, Any]) -> str:
@@ -123,12 +138,6 @@ def _place(name: str, given: dict[str, Any]) -> str:
     census = None if tally is None else _tallies.get(abs(int(tally.item())))
     layer = f", layer {census.name}" if isinstance(census, LayerCensus) and census.name else ""
     return f"{whose}{name}" + (f" ({given['role']}{layer})" if "role" in given else "")
-
-
-def fake(of: torch._ops.OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator of the function that gives an operator's results without values, as compilers ask for."""
-    decorator: Callable[[Callable[..., Any]], Callable[..., Any]] = library.register_fake(of)
-    return decorator
 
 
 def register_backend(backend: Backend) -> str:

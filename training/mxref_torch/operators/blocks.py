@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from mxref_torch.operators import (
     block_unit,
     count,
     draws,
-    fake,
     operator,
     parse_spec,
     placed,
@@ -35,7 +34,19 @@ from mxref_torch.operators import (
 )
 
 
-@operator
+def _empty(x: torch.Tensor, spec: str, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return codes and scale codes of the right shapes, without values."""
+    treatment = parse_spec(spec)
+    format = block_format(treatment)
+    rows, unit = x.shape[1 - axis], block_unit(treatment)
+    length = -(-x.shape[axis] // unit) * unit
+    return (
+        x.new_empty((rows, format.code_bytes(length)), dtype=torch.uint8),
+        x.new_empty((rows, length // format.k), dtype=torch.uint8),
+    )
+
+
+@operator(like=_empty)
 def quantize(
     x: torch.Tensor,
     place: torch.Tensor,
@@ -75,14 +86,7 @@ def quantize(
     return _tensors(q, impl)
 
 
-@fake(quantize)
-def _(
-    x: torch.Tensor, place: torch.Tensor, backend: str, spec: str, axis: int, *_: object
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _empty(x, spec, axis)
-
-
-@operator
+@operator(like=lambda x, row_spec, column_spec: (*_empty(x, row_spec, 1), *_empty(x, column_spec, 0)))
 def quantize_dual(
     x: torch.Tensor,
     place: torch.Tensor,
@@ -113,13 +117,6 @@ def quantize_dual(
         watcher.quantized(Quantized(impl, filled, specs[1], 0, column, tokens, by_column))
     codes, scales = _tensors(by_row, impl)
     return (codes[: x.shape[0]], scales[: x.shape[0]], *_tensors(by_column, impl))
-
-
-@fake(quantize_dual)
-def _(
-    x: torch.Tensor, place: torch.Tensor, backend: str, row_spec: str, column_spec: str, *_: object
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    return (*_empty(x, row_spec, 1), *_empty(x, column_spec, 0))
 
 
 def _placement(
@@ -168,19 +165,15 @@ def _tensors(q: MXArray, impl: Backend) -> tuple[torch.Tensor, torch.Tensor]:
     return from_backend(q.codes, impl), from_backend(q.scales, impl)
 
 
-def _empty(x: torch.Tensor, spec: str, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return codes and scale codes of the right shapes, without values."""
-    treatment = parse_spec(spec)
-    format = block_format(treatment)
-    rows, unit = x.shape[1 - axis], block_unit(treatment)
-    length = -(-x.shape[axis] // unit) * unit
-    return (
-        x.new_empty((rows, format.code_bytes(length)), dtype=torch.uint8),
-        x.new_empty((rows, length // format.k), dtype=torch.uint8),
-    )
+def _empty_layout(
+    codes: torch.Tensor, scales: torch.Tensor, backend: str, spec: str, length: int, profile: str
+) -> list[torch.Tensor]:
+    shapes = tuple(tuple(int(n) for n in t.shape) for t in (codes, scales))
+    parts = _layout_of(backend_of(backend), shapes, spec, int(length), profile)
+    return [codes.new_empty(shape, dtype=dtype) for shape, dtype in parts]
 
 
-@operator
+@operator(like=_empty_layout)
 def prepare(
     codes: torch.Tensor, scales: torch.Tensor, backend: str, spec: str, length: int, profile: str
 ) -> list[torch.Tensor]:
@@ -214,17 +207,6 @@ def prepare(
     return layout
 
 
-@fake(prepare)
-def _(
-    codes: torch.Tensor, scales: torch.Tensor, backend: str, spec: str, length: int, profile: str
-) -> list[torch.Tensor]:
-    shapes = tuple(tuple(int(n) for n in t.shape) for t in (codes, scales))
-    return [
-        codes.new_empty(shape, dtype=dtype)
-        for shape, dtype in _layout_of(backend_of(backend), shapes, spec, int(length), profile)
-    ]
-
-
 @lru_cache(maxsize=256)
 def _layout_of(
     impl: Backend, shapes: tuple[tuple[int, ...], ...], spec: str, length: int, profile: str
@@ -241,7 +223,11 @@ def _layout_of(
         return [(t.shape, t.dtype) for t in (from_backend(part, impl) for part in layout)]
 
 
-@operator
+def _empty_product(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], out_dtype: str) -> torch.Tensor:
+    return a[0].new_empty((a[0].shape[0], b[0].shape[0]), dtype=getattr(torch, out_dtype))
+
+
+@operator(like=_empty_product)
 def scaled_gemm(
     a: Sequence[torch.Tensor],
     b: Sequence[torch.Tensor],
@@ -284,22 +270,7 @@ def scaled_gemm(
     return from_backend(out, impl)
 
 
-@fake(scaled_gemm)
-def _(
-    a: Sequence[torch.Tensor],
-    b: Sequence[torch.Tensor],
-    backend: str,
-    a_spec: str,
-    b_spec: str,
-    length: int,
-    profile: str,
-    out_dtype: str,
-    *_: object,
-) -> torch.Tensor:
-    return a[0].new_empty((a[0].shape[0], b[0].shape[0]), dtype=getattr(torch, out_dtype))
-
-
-@partial(operator, changes="onto")
+@operator(like=lambda: None, changes="onto")
 def add_product(
     onto: torch.Tensor,
     a: Sequence[torch.Tensor],
@@ -323,12 +294,12 @@ def add_product(
     count(tally, role, first.format, second.format, tokens_read(role, a[0], length))
 
 
-@fake(add_product)
-def _(onto: torch.Tensor, *_: object) -> None:
-    return None
+def _empty_values(codes: torch.Tensor, scales: torch.Tensor, spec: str) -> torch.Tensor:
+    length = scales.shape[1] * block_format(parse_spec(spec)).k
+    return codes.new_empty((codes.shape[0], length), dtype=torch.float32)
 
 
-@operator
+@operator(like=_empty_values)
 def dequantize(codes: torch.Tensor, scales: torch.Tensor, backend: str, spec: str) -> torch.Tensor:
     """Return the values of a matrix that was quantized along axis 1 and not padded, float32 [M, K].
 
@@ -346,13 +317,7 @@ def dequantize(codes: torch.Tensor, scales: torch.Tensor, backend: str, spec: st
     return from_backend(impl.dequantize(q, "float32"), impl)
 
 
-@fake(dequantize)
-def _(codes: torch.Tensor, scales: torch.Tensor, backend: str, spec: str) -> torch.Tensor:
-    length = scales.shape[1] * block_format(parse_spec(spec)).k
-    return codes.new_empty((codes.shape[0], length), dtype=torch.float32)
-
-
-@operator
+@operator(like=lambda product, out_dtype: torch.empty_like(product, dtype=getattr(torch, out_dtype)))
 def gained(product: torch.Tensor, gain: float, narrow: bool, out_dtype: str) -> torch.Tensor:
     """Return fl32(product * gain), rounded to an output type.
 
@@ -367,11 +332,6 @@ def gained(product: torch.Tensor, gain: float, narrow: bool, out_dtype: str) -> 
     """
     out = product * gain
     return (out.to(torch.bfloat16) if narrow else out).to(getattr(torch, out_dtype))
-
-
-@fake(gained)
-def _(product: torch.Tensor, gain: float, narrow: bool, out_dtype: str) -> torch.Tensor:
-    return torch.empty_like(product, dtype=getattr(torch, out_dtype))
 
 
 def _operands(

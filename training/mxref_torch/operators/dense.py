@@ -7,7 +7,7 @@ from functools import cache, lru_cache
 import torch
 
 from mxref.formats import BF16, FP8
-from mxref_torch.operators import count, fake, operator, tokens_read
+from mxref_torch.operators import count, operator, tokens_read
 
 
 @lru_cache(maxsize=4)
@@ -26,7 +26,12 @@ _FP8_UNIT = 16
 """For FP8, cuBLAS needs N and K to be multiples of this."""
 
 
-@operator
+def _empty(a: torch.Tensor, b: torch.Tensor, a_inverse: torch.Tensor | None = None) -> torch.Tensor:
+    narrow = a.dtype is torch.bfloat16 or a_inverse is not None
+    return a.new_empty((a.shape[0], b.shape[0]), dtype=torch.bfloat16 if narrow else torch.float32)
+
+
+@operator(like=_empty)
 def dense_gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -70,20 +75,6 @@ def dense_gemm(
         out = (out * a_inverse * b_inverse).to(torch.bfloat16)
     count(tally, role, FP8, FP8, tokens_read(role, a, a.shape[1]))
     return out
-
-
-@fake(dense_gemm)
-def _(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    role: str,
-    tally: torch.Tensor | None = None,
-    *inverses: torch.Tensor | None,
-) -> torch.Tensor:
-    dtype = (
-        torch.bfloat16 if a.dtype is torch.bfloat16 or any(t is not None for t in inverses) else torch.float32
-    )
-    return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
 
 
 def _multiplies_fp8(a: torch.Tensor, b: torch.Tensor) -> bool:
