@@ -297,9 +297,8 @@ def test_the_operands_measured_are_those_that_the_step_multiplies(
                 for a, b in zip(operand.saved(), again[role].saved(), strict=True)
             )
             compared += 1
-    assert (
-        compared == 2 * 2 + 2 + 1
-    )  # X of both layers for two GEMMs, dY for two, and for Wgrad alone in the first
+    # X of both layers for two GEMMs, dY for two, and for Wgrad alone in the first; W of each GEMM alone.
+    assert compared == 2 * 2 + 2 + 1 + 3
 
 
 def _bytes(t: torch.Tensor) -> torch.Tensor:

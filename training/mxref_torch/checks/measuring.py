@@ -139,7 +139,7 @@ class Telemetry:
         reading = [gemms[role] for role in roles]
         sources = {"x": x, "dy": dy}
         if (step, recipe) not in sums.weights:
-            sources["w"] = layer.as_read(layer.weight.detach())
+            sources["w"] = layer.weight.detach()
             sums.weights.add((step, recipe))
         made: dict[tuple[GemmRole, str], Operand] = {}
         for tensor, values in sources.items():
@@ -148,7 +148,8 @@ class Telemetry:
                 which = dict(READERS[tensor])[role]
                 spec = recipe.operands(role)[which]
                 totals = sums.operands.setdefault((role, which, spec.format), Totals())
-                rounded = as_rounded(operand, spec, layer, role, which, values, step)
+                read = layer.as_read(values) if tensor == "w" else values
+                rounded = as_rounded(operand, spec, layer, role, which, read, step)
                 totals.add(operand, rounded, spec)
         if GemmRole.WGRAD in roles:
             a, b = (made[GemmRole.WGRAD, tensor] for tensor in ("dy", "x"))

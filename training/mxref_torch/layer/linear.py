@@ -20,17 +20,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from mxref.errors import DtypeError, ShapeError
-from mxref.roles import OPERANDS, GemmRole
+from mxref.roles import GemmRole
 from mxref_torch import operators
 from mxref_torch.errors import LayerError, StepError
 from mxref_torch.layer.operands import READERS, LayerGemm, Operand, Reader, SourceTensor
 from mxref_torch.layer.state import RECOMPUTED, LayerState
 from mxref_torch.names import model_of, named_linears
+
+_TYPES = (torch.float32, torch.bfloat16)
+"""Of a layer's input."""
 
 
 class LinearFunction(torch.autograd.Function):
@@ -56,8 +60,8 @@ class LinearFunction(torch.autograd.Function):
         ctx.marker = marker
         ctx.layer, ctx.gemms, ctx.dtypes = layer, layer.gemms, (x.dtype, weight.dtype)
         ctx.place = place if layer.draws and not torch.compiler.is_compiling() else None
-        w = layer.weight_operand(fprop, weight, place)
-        return x_as[GemmRole.FPROP].product(w, fprop, layer.in_features, x.dtype)
+        w_as = layer.operands("w", weight, place, (fprop,), observe=True)
+        return x_as[GemmRole.FPROP].product(w_as[GemmRole.FPROP], fprop, layer.in_features, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
@@ -71,8 +75,8 @@ class LinearFunction(torch.autograd.Function):
         dy_as = layer.operands("dy", dy, place, reading, observe=True)
         dx = dw = None
         if needs_dx:
-            w = layer.weight_operand(dgrad, weight, place)
-            dx = dy_as[GemmRole.DGRAD].product(w, dgrad, layer.out_features, x_dtype)
+            w_as = layer.operands("w", weight, place, (dgrad,), observe=True)
+            dx = dy_as[GemmRole.DGRAD].product(w_as[GemmRole.DGRAD], dgrad, layer.out_features, x_dtype)
         if needs_dw:
             x = (wgrad.source or wgrad).kind(*kept)
             if wgrad.source:
@@ -97,48 +101,47 @@ class MXLinear(LayerState):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return x W^T + bias of the input x; under autocast x is cast first, as `nn.Linear` casts it."""
-        return self._cast(input) if self.split is None else self.split.run(self._cast, input)
-
-    def _cast(self, x: torch.Tensor) -> torch.Tensor:
-        device = x.device.type
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-            # Autocast would reach the products inside the operators too.
-            with torch.autocast(device, enabled=False):
-                return self._forward(x.to(dtype) if x.dtype in (torch.float32, torch.bfloat16) else x)
-        return self._forward(x)
-
-    def _forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.dtype not in (torch.float32, torch.bfloat16):
+        x, split, device = input, self.split, input.device.type
+        automatic = torch.is_autocast_enabled(device)
+        if automatic and x.dtype in _TYPES:
+            x = x.to(torch.get_autocast_dtype(device))
+        if x.dtype not in _TYPES:
             raise DtypeError(
                 f"MXLinear takes float32 or bfloat16, got {x.dtype}; cast its input, or autocast to bfloat16"
             )
         if x.shape[-1] != self.in_features:
             raise ShapeError(f"MXLinear: input has {x.shape[-1]} features, the weight {self.in_features}")
         tokens = x.reshape(-1, self.in_features)  # [tokens, in]
-        weight = self.weight if self.split is None else self.split.own(self.weight)
+        weight = self.weight
+        if split is not None:
+            tokens, weight = split.read(tokens), split.own(weight)
         if not torch.compiler.is_compiling() and hasattr(weight, "placements"):
             raise LayerError(
                 "the weight of a converted layer is a DTensor, and the operators of block formats take plain tensors: "
                 "split the layer by mxref_torch.layer.split.split_layer before fully_shard, and call a sharded model "
                 "through its own forward"
             )
-        if torch.is_grad_enabled() and (tokens.requires_grad or self.weight.requires_grad):
-            if not torch.compiler.is_compiling():
+        # Autocast would reach the products inside the operators too.
+        with torch.autocast(device, enabled=False) if automatic else nullcontext():
+            if torch.is_grad_enabled() and (tokens.requires_grad or weight.requires_grad):
                 self._begin_pass()
-            y: torch.Tensor = LinearFunction.apply(tokens, weight, self.context.place, self)  # type: ignore[no-untyped-call]
-        else:
-            fprop = self.evaluation
-            a, w = (
-                self.operands(name, values, self.context.place, (fprop,))[GemmRole.FPROP]
-                for name, values in (("x", tokens), ("w", self.as_read(weight)))
-            )
-            y = a.product(w, fprop, self.in_features, x.dtype)
+                y: torch.Tensor = LinearFunction.apply(tokens, weight, self.context.place, self)  # type: ignore[no-untyped-call]
+            else:
+                fprop, place = self.evaluation, self.context.place
+                a, w = (
+                    self.operands(name, values, place, (fprop,))[GemmRole.FPROP]
+                    for name, values in (("x", tokens), ("w", weight))
+                )
+                y = a.product(w, fprop, self.in_features, tokens.dtype)
+        if split is not None:
+            y = split.summed(y).to(x.dtype)
         # As in torch's own linear layer, the result is not a view; FSDP2 would warn about one.
         y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], self.out_features))
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def _begin_pass(self) -> None:
+        if torch.compiler.is_compiling():
+            return
         if self.low_precision or self.context.follows_schedule:
             self.check_pass()
         if self.census.listener is not None:
@@ -160,40 +163,40 @@ class MXLinear(LayerState):
 
         Args:
             tensor: `x`, `w` or `dy`.
-            values: its values, of high precision.
+            values: its values, of high precision: [tokens, features], or the Parameter.
             place: where the micro-batch lies in training.
             gemms: the GEMMs that will read it, one or two of a layer with this weight.
             observe: whether FP8's history takes note of it: in training, not in evaluation.
         """
         self._announce(tensor)
-        split = self.split
-        largest = None if split is None or tensor not in split.tensors else split.largest
-        source = SourceTensor(tensor, values, place, self.regions[tensor], largest)
         by_role = {gemm.role: gemm for gemm in gemms}
-        readers: dict[type[Operand], list[Reader]] = {}
-        of_fprop: list[LayerGemm] = []
-        for role, which in READERS[tensor]:
-            gemm = by_role.get(role)
-            if gemm and gemm.source and which == 1:
-                of_fprop.append(gemm)
-            elif gemm:
-                readers.setdefault(gemm.kind, []).append((gemm, which))
+        reading = [(by_role[role], which) for role, which in READERS[tensor] if role in by_role]
         made: dict[GemmRole, Operand] = {}
-        for kind, alike in readers.items():
+        together: dict[type[Operand], list[Reader]] = {}
+        for gemm, which in reading:
+            if tensor == "w" and gemm.held is not None:
+                made[gemm.role] = gemm.held
+                if observe:
+                    gemm.held.observe(tensor, gemm)
+            elif gemm.source is None or which == 0:
+                together.setdefault(gemm.kind, []).append((gemm, which))
+        for kind, readers in together.items():
+            source = self._source(tensor, self.as_read(values) if tensor == "w" else values, place)
             try:
-                operands = kind.make(source, alike)
+                operands = kind.make(source, readers)
             except BaseException as err:
                 err.add_note(f"{operators.PLACE}{tensor} of layer {self.census.name or self.index}")
                 raise
             if observe:
-                operands[0].observe(tensor, alike[0][0])
-            made |= {gemm.role: operand for (gemm, _), operand in zip(alike, operands, strict=True)}
-        for gemm in of_fprop:
-            assert gemm.source is not None
-            first = made.get(GemmRole.FPROP)
-            if first is None:
-                first = self.operands(tensor, values, place, (gemm.source,))[GemmRole.FPROP]
-            made[gemm.role] = self.requantized(tensor, first, place, gemm)
+                operands[0].observe(tensor, readers[0][0])
+            made |= {gemm.role: operand for (gemm, _), operand in zip(readers, operands, strict=True)}
+        for gemm, _ in reading:
+            if gemm.role not in made:
+                assert gemm.source is not None
+                first = made.get(GemmRole.FPROP)
+                if first is None:
+                    first = self.operands(tensor, values, place, (gemm.source,))[GemmRole.FPROP]
+                made[gemm.role] = self.requantized(tensor, first, place, gemm)
         return made
 
     def requantized(self, tensor: str, first: Operand, place: torch.Tensor, gemm: LayerGemm) -> Operand:
@@ -201,24 +204,19 @@ class MXLinear(LayerState):
         assert gemm.source is not None
         self._announce(tensor)
         (_, which), (_, own) = READERS[tensor]
-        source = SourceTensor(tensor, first.values(gemm.source, which), place, self.regions[tensor])
+        source = self._source(tensor, first.values(gemm.source, which), place)
         return gemm.kind.make(source, [(gemm, own)])[0]
+
+    def _source(self, tensor: str, values: torch.Tensor, place: torch.Tensor) -> SourceTensor:
+        split = self.split
+        largest = None if split is None or tensor not in split.tensors else split.largest
+        return SourceTensor(tensor, values, place, self.regions[tensor], largest)
 
     def _announce(self, tensor: str) -> None:
         """Tell watchers what the next operators read."""
         if not torch.compiler.is_compiling():
             for watcher in operators.watchers:
                 watcher.reading(self.index, tensor)
-
-    def weight_operand(self, gemm: LayerGemm, weight: torch.Tensor, place: torch.Tensor) -> Operand:
-        """Return W as Fprop or Dgrad of training reads it: as the opened step holds it, or made of the Parameter."""
-        operand = gemm.held
-        if operand is None and gemm.source and gemm.source.held:
-            operand = self.requantized("w", gemm.source.held, place, gemm)
-        elif operand is None:
-            operand = self.operands("w", self.as_read(weight), place, (gemm,))[gemm.role]
-        operand.observe("w", gemm)
-        return operand
 
     def hold_weight(self) -> list[LayerGemm]:
         """Make W for Fprop and Dgrad of all micro-batches of a step, and return the GEMMs that now hold it."""
@@ -227,10 +225,10 @@ class MXLinear(LayerState):
             return []
         gemms = [self.gemms[role] for role in (GemmRole.FPROP, GemmRole.DGRAD)]
         gemms = [gemm for gemm in gemms if gemm.kind.worth_holding]
-        weight = self.as_read(self.weight.detach())
-        made = self.operands("w", weight, self.context.place, gemms)
+        made = self.operands("w", self.weight.detach(), self.context.place, gemms)
         for gemm in gemms:
-            gemm.held = made[gemm.role].prepared(gemm, weight.shape[OPERANDS[gemm.role][1].axis])
+            width = self.in_features if gemm.role is GemmRole.FPROP else self.out_features
+            gemm.held = made[gemm.role].prepared(gemm, width)
         return gemms
 
 

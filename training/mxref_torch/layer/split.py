@@ -10,7 +10,6 @@ Source: Shoeybi et al., "Megatron-LM" (arXiv 1909.08053), section 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,15 +60,19 @@ class TensorSplit:
         assert isinstance(weight, DTensor)
         return weight.to_local()
 
-    def run(self, compute: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """Return Y of X, both of the type of X; `compute` is the layer's own part of it, in float32."""
-        group = self.mesh.get_group()
-        wide = x.float()
+    def read(self, x: torch.Tensor) -> torch.Tensor:
+        """Return X in float32, as a rank reads it; the backward pass sums dX where each rank has a part of it."""
+        if self.axis == 1:
+            return x.float()
+        shared: torch.Tensor = _AddGradients.apply(x.float(), self.mesh.get_group())  # type: ignore[no-untyped-call]
+        return shared
+
+    def summed(self, y: torch.Tensor) -> torch.Tensor:
+        """Return Y in float32 from what a rank computes of it: the sum over ranks where each has a part of X."""
         if self.axis == 0:
-            y = compute(_AddGradients.apply(wide, group))  # type: ignore[no-untyped-call]
-        else:
-            y = _AddParts.apply(compute(wide), group)  # type: ignore[no-untyped-call]
-        return y.to(x.dtype)
+            return y
+        whole: torch.Tensor = _AddParts.apply(y, self.mesh.get_group())  # type: ignore[no-untyped-call]
+        return whole
 
     def largest(self, amax: torch.Tensor) -> torch.Tensor:
         """Return the largest amax of all ranks; of NaN it is infinity, from which no scale is made either."""

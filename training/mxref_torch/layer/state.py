@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -51,8 +50,11 @@ class Split(Protocol):
     def own(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the part of the weight that lies on this rank, a plain tensor through which gradients pass."""
 
-    def run(self, compute: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """Return Y of X, both of the type of X; `compute` is the layer's own part of it, in float32."""
+    def read(self, x: torch.Tensor) -> torch.Tensor:
+        """Return X in float32, as a rank reads it; the backward pass sums dX where each rank has a part of it."""
+
+    def summed(self, y: torch.Tensor) -> torch.Tensor:
+        """Return Y in float32 from what a rank computes of it: the sum over ranks where each has a part of X."""
 
     def largest(self, amax: torch.Tensor) -> torch.Tensor:
         """Return the largest amax of all ranks."""
