@@ -1,4 +1,5 @@
-# Every target makes the environment it needs, once: .venv, from constraints.txt.
+# Every target makes the environment it needs, once: .venv, from constraints.txt. Tests and documentation need more of it
+# than the demo, and add it.
 # With NEWEST=1 it is .venv-newest, with the newest releases on the package index; remove it to get newer ones.
 #
 #   make demo                        the main job on real text: a ladder of recipes and its report
@@ -31,27 +32,36 @@ PARALLEL := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 USUAL := not gpu and not long and not study
 QUICK := $(addprefix tests/mxref/test_,$(addsuffix .py,scale rounding random hadamard formats packed_codes quantization gemm linear mxfp8)) \
     tests/mxref/vectors/test_vectors.py::test_reference_gives_every_result tests/oracle tests/torch/layer/test_layer.py
+# RUNS: what training needs; STAMP: that, Triton, and what tests and documentation need.
+RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
 TITAN := .venv-torchtitan
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo quick test test-compiled test-conformance test-older-cpu test-one-core test-model test-aot test-studies test-faults test-long test-explorer test-pages test-gpu test-torchtitan bench-gpu exhaustive lint format docs docs-versions tables vectors release bench warm-up aot peers relock clean
+.PHONY: help env demo demo-takes quick test test-compiled test-conformance test-older-cpu test-one-core test-model test-aot test-studies test-faults test-long test-explorer test-pages test-gpu test-torchtitan bench-gpu exhaustive lint format docs docs-versions tables vectors release bench warm-up aot peers relock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-env: $(STAMP)  ## make .venv and install mxref into it, editable, with all that CPU work needs
+env: $(STAMP)  ## make .venv and install mxref into it, editable, with all that CPU work, tests and documentation need
 
-$(STAMP): pyproject.toml constraints.txt
+$(RUNS): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mxref needs Python 3.11 or newer; try make PYTHON=python3.12")'
 	$(BIN)/pip install --quiet --disable-pip-version-check $(RELEASES) torch
-	$(BIN)/pip install --quiet --disable-pip-version-check $(RELEASES) --editable '.[numba,triton,training,docs,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check $(RELEASES) --editable '.[numba,training]'
 	touch $@
 
-demo: $(STAMP)  ## train the ladder `paper` on 2 CPU cores and write runs/demo/report.html (DATA=, VAL=, MXREF_BACKEND=, OUT=)
-	MXREF_BACKEND=$(MXREF_BACKEND) $(BIN)/mxref ablate paper --jobs auto --probe --data '$(DATA)' $(if $(VAL),--val '$(VAL)') \
-	    $(if $(TOKENIZER),--tokenizer '$(TOKENIZER)') --out '$(OUT)'
+$(STAMP): $(RUNS)
+	$(BIN)/pip install --quiet --disable-pip-version-check $(RELEASES) --editable '.[all]'
+	touch $@
+
+demo: demo-takes $(RUNS)  ## train the ladder `demo` on 2 CPU cores and write runs/demo/report.html (DATA=, VAL=, MXREF_BACKEND=, OUT=)
+	MXREF_BACKEND=$(MXREF_BACKEND) $(BIN)/mxref ablate demo --jobs auto --probe --keep-checkpoints fp8 \
+	    --data '$(DATA)' $(if $(VAL),--val '$(VAL)') $(if $(TOKENIZER),--tokenizer '$(TOKENIZER)') --out '$(OUT)'
+
+demo-takes:
+	@echo 'make demo: $(if $(wildcard $(RUNS)),,2 minutes and 1.5 GB for $(VENV) with the CPU build of PyTorch, then )6 minutes and 0.1 GB on 2 cores'
 
 # Many processes of the tests import the packages. Each would compile them anew where PYTHONDONTWRITEBYTECODE is set.
 test: $(STAMP)  ## prove the bits, and everything around them (NEWEST=1: on the newest releases of PyTorch, Triton and the rest)

@@ -18,7 +18,7 @@ from mxref_training.data import handed_over
 from mxref_training.data.corpus import prepare_corpus
 from mxref_training.errors import ConfigError, DataError
 from mxref_training.interrupt import Interrupted
-from mxref_training.lab import fresh, slots
+from mxref_training.lab import fresh, progress, slots
 from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.branches import run_branches
 from mxref_training.lab.budget import Budget
@@ -344,3 +344,37 @@ def test_a_signal_behind_the_last_report_of_the_last_child_stops_what_follows(wh
         Interrupted, match=f"{why}: 1 of 1 runs finished; the same command goes on with the probe"
     ):
         batch.conclude("the probe")
+
+
+def test_the_reference_of_a_seed_starts_first_and_then_the_longest_runs() -> None:
+    seconds = {"fp8": 3.0, "bf16": 1.0, "h16": 5.0}
+    runs = [SimpleNamespace(arm=SimpleNamespace(name=n), seed=seed) for seed in (0, 1) for n in seconds]
+    known: dict[str, float] = {}
+    budget = Budget(expected=lambda run: known.get(run.arm.name))
+    batch = _Batch(runs, None, None, SimpleNamespace(signal=""), budget)  # type: ignore[arg-type]
+    started = []
+    while (run := batch._next()) is not None:
+        started.append((run.arm.name, run.seed))
+        known[run.arm.name] = seconds[run.arm.name]
+    assert started == [("fp8", 0), ("bf16", 0), ("h16", 0), ("fp8", 1), ("h16", 1), ("bf16", 1)]
+
+
+def test_the_remaining_time_is_that_of_the_speeds_and_the_runs_that_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    fast, slow = progress.Pace(), progress.Pace()
+    assert progress.remaining([fast], []) is None  # it loads
+    fast.start(0, 10)
+    slow.start(5, 10)  # resumed
+    assert progress.remaining([fast, slow], []) is None
+    now = 8.0
+    fast.step(4)
+    slow.step(7)
+    assert progress.remaining([fast, slow], []) == 12
+    now = 9.0
+    assert progress.remaining([fast, slow], []) == 11
+    # Both places are free after 11 s. Unknown runs take (30 + 20 + 40) / 3 s: 30 and 30, then none.
+    assert progress.remaining([fast, slow], [30, None]) == 11 + 30
+    assert progress.remaining([fast, slow], [None, 30, None]) == 11 + 60

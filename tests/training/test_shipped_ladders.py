@@ -248,6 +248,7 @@ def test_the_tables_name_all_that_is_shipped() -> None:
     assert set(RECIPES) == set(shipped_recipes())
     assert set(shipped()) == {
         "annealed",
+        "demo",
         "mx64",
         "mx64_50m",
         "paper",

@@ -20,7 +20,18 @@ from mxref.recipe_files import shipped_recipes
 from mxref.steps.rounding import Rounding
 from mxref.steps.scale import ScaleRule
 
-LADDERS = ["annealed", "mx64", "mx64_50m", "paper", "paper_50m", "paper_8b", "readings", "shrinkage", "tseng"]
+LADDERS = [
+    "annealed",
+    "demo",
+    "mx64",
+    "mx64_50m",
+    "paper",
+    "paper_50m",
+    "paper_8b",
+    "readings",
+    "shrinkage",
+    "tseng",
+]
 PRESETS = ["demo", "lab_20m", "lab_50m", "llama31_70b", "llama31_8b", "tiny"]
 
 

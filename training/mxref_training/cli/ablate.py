@@ -182,7 +182,7 @@ def ablate(
 ) -> None:
     """Train the arms of a LADDER and compare them.
 
-    LADDER is a TOML file, or the name of one that is shipped: paper, readings, paper_50m, paper_8b, tseng, mx64,
+    LADDER is a TOML file, or the name of one that is shipped: demo, paper, readings, paper_50m, paper_8b, tseng, mx64,
     mx64_50m, shrinkage or annealed.
     Finished arms are kept, and the same command goes on with an interrupted ladder. The report is in report.html and
     report.md of the directory, every number in results.json. The results of several machines are brought together by

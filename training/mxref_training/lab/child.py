@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from mxref.cores import THREAD_VARIABLES
 from mxref_training.lab.arm import ArmRun
+from mxref_training.lab.progress import Pace
 from mxref_training.lab.slots import Slot
 from mxref_training.lab.worker import FINISHED
 from mxref_training.progress import ProgressSink
@@ -35,6 +36,15 @@ class Training:
     log_start: int
     """Bytes of the log that were there before this run."""
     began: float = field(default_factory=time.monotonic)
+    pace: Pace = field(default_factory=Pace)
+
+    def report(self, method: str, arguments: Sequence[Any]) -> None:
+        """Pass a call of the run's `ProgressSink` on."""
+        if method == "start":
+            self.pace.start(*arguments[1:3])
+        elif method == "step":
+            self.pace.step(arguments[0])
+        getattr(self.sink, method)(*arguments)
 
 
 @dataclass(eq=False)
@@ -106,7 +116,7 @@ class Child:
             if method == FINISHED:
                 finished = True
             else:
-                getattr(self.training.sink, method)(*arguments)
+                self.training.report(method, arguments)
         return finished
 
     def take(self) -> Training:

@@ -21,7 +21,7 @@ from mxref_training.interrupt import Interrupted, StopRequest
 from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.budget import Budget
 from mxref_training.lab.child import Child, reason
-from mxref_training.lab.progress import Display, default_display
+from mxref_training.lab.progress import Display, default_display, remaining
 from mxref_training.lab.runner import Watch
 from mxref_training.lab.slots import Slot
 from mxref_training.lab.worker import EXIT_INTERRUPTED
@@ -73,6 +73,10 @@ class _Batch:
         self, runs: Sequence[ArmRun], watch: Watch, display: Display, request: StopRequest, budget: Budget
     ) -> None:
         self.total, self.waiting = len(runs), deque(runs)
+        self.begun: set[int] = set()
+        """The seeds of which a run has started."""
+        self.took: dict[str, float] = {}
+        """Seconds of the last run of each arm."""
         self.children: list[Child] = []
         self.stopped: list[str] = []
         self.failed: list[str] = []
@@ -92,6 +96,10 @@ class _Batch:
                     child.train(run, self.display.arm(run.title))
                 if not self.children:
                     break
+                training = [child.training.pace for child in self.children if child.training]
+                self.display.ends_in(
+                    remaining(training, [self.took.get(run.arm.name) for run in self.waiting])
+                )
                 for child in _readable(self.children):
                     if child.read():
                         self._finished(child)
@@ -127,12 +135,20 @@ class _Batch:
         self.stop(signal.SIGINT)
 
     def _next(self) -> ArmRun | None:
-        """Return the next run that may start; None if there is none, or too little time for it."""
-        if self.why:
+        """Return the next run that may start; None if there is none, or too little time for it.
+
+        A seed's runs come before those of the next seed, so that pairs are complete early. Among them the first one,
+        the reference, starts first, then the longest ones: short ones at the end keep every place busy.
+        """
+        allowed = [] if self.why else [run for run in self.waiting if self.budget.allows(run)]
+        if not allowed:
             return None
-        run = next((run for run in self.waiting if self.budget.allows(run)), None)
-        if run is not None:
-            self.waiting.remove(run)
+        run = allowed[0]
+        if run.seed in self.begun:
+            same = [other for other in allowed if other.seed == run.seed]
+            run = max(same, key=lambda other: self.budget.expected(other) or 0.0)
+        self.begun.add(run.seed)
+        self.waiting.remove(run)
         return run
 
     def _finished(self, child: Child) -> None:
@@ -145,7 +161,8 @@ class _Batch:
                 training.run, f"its result was changed as soon as it was written; see {training.log}"
             )
         else:
-            self.budget.learn(training.run, time.monotonic() - training.began)
+            self.took[training.run.arm.name] = seconds = time.monotonic() - training.began
+            self.budget.learn(training.run, seconds)
             self.watch.done(training.run, record)
         self.display.done()
         if run := self._next():
