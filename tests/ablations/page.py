@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -13,10 +14,8 @@ from ablations.ladders import Results, intervals, ladders, reference_of, results
 from ablations.strip import strip
 from bench.plot import WIDE, charts
 from mxref_training.report.ladder.answers import answers
-from mxref_training.report.ladder.last import caption, last_tables
-from mxref_training.report.ladder.page import headline, provenance, rows, target_line
+from mxref_training.report.ladder.page import headline, provenance, target_line
 from mxref_training.report.ladder.plots import short_names
-from mxref_training.report.table import Table
 
 SOURCES = ("Model", "Tokens per arm", "Data", "Versions", "Hardware")
 """What the page repeats of the results' provenance."""
@@ -26,9 +25,11 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 def parts() -> dict[str, str]:
     """Return the text of each file that the page includes, by its name."""
     found: dict[str, str] = {}
-    for name in ladders():
+    known: dict[str, str] = {}
+    for name in ("readings", *(name for name in ladders() if name != "readings")):
         results = results_of(name)
-        found[f"ablation_{name}.inc"] = "\n".join(_sections(name, results)) + "\n"
+        found[f"ablation_{name}.inc"] = "\n".join(_sections(name, results, known)) + "\n"
+        known = known or dict(provenance(results))
         found |= charts(f"ablation_{name}", partial(figure, results))
         found |= charts(f"ablation_{name}_curves", partial(curves.figure, results))
     sizes = {name: results_of(name) for name in front.SIZES if name in ladders()}
@@ -36,19 +37,12 @@ def parts() -> dict[str, str]:
     found["ablation_steps.inc"] = _cells(conclusions.table(sizes), "ablation-steps") + "\n"
     titled = {front.SIZES[name]: results for name, results in sizes.items()}
     found |= charts("ablation_steps", partial(curves.steps, titled))
-    if tables := last_tables(results_of("paper_50m")):
-        found["ablation_paper_50m_last.inc"] = _last(results_of("paper_50m"), tables[0])
     if branches.FOLDER.exists():
         moment = branches.branches_of("readings")
         found |= charts("ablation_branches", partial(branches.figure, moment))
     if probed := probes.record():
         found |= {f"ablation_probe_{name}": svg for name, svg in probes.figures(probed).items()}
     return found
-
-
-def _last(results: Results, table: Table) -> str:
-    cells = _cells(([column.title for column in table.columns], *table.shown()), "ablation-last")
-    return f"{caption(table, reference_of(results)['label'])}\n\n{cells}\n"
 
 
 def _cells(rows: Iterable[Iterable[str]], kind: str) -> str:
@@ -62,7 +56,8 @@ def _number(cell: str) -> str:
     return _broken(number) + mark + rest if cell[:1] in "+−>≤0123456789" else cell
 
 
-def _sections(name: str, results: Results) -> Iterator[str]:
+def _sections(name: str, results: Results, known: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
+    """Yield the lines of a ladder's part; facts of its provenance that are `known` are left out."""
     names = short_names(results["arms"])
     yield headline(results)
     yield ""
@@ -74,22 +69,6 @@ def _sections(name: str, results: Results) -> Iterator[str]:
     yield ""
     yield f".. image:: /_measured/ablation_{name}_curves.svg"
     yield f"   :alt: Curves of the validation loss of each arm less that of {reference}"
-    yield ""
-    yield (
-        f"What each arm costs against {reference}, at equal tokens and in tokens to the target, and what the paper "
-        "claims:\n"
-    )
-    yield _table(
-        ("arm", "seeds", f"loss less {reference}'s", "tokens to target", "paper", "verdict"),
-        (
-            (
-                f"{row.stage}: {row.label}", str(len(row.arm["runs"])), row.gap_reference,
-                _whole(f"{row.overhead} {row.interval}".strip()), _whole(row.paper), row.verdict,
-            )
-            for row in rows(results)
-        ),
-        "ablation-arms",
-    )  # fmt: skip
     yield ""
     yield "The contrasts that were declared before the runs, p-values corrected for their number:\n"
     yield _table(
@@ -104,7 +83,11 @@ def _sections(name: str, results: Results) -> Iterator[str]:
     yield target_line(results)
     yield _spread_line(results["spread"])
     yield ""
-    yield from (f"| {key}: {value}" for key, value in provenance(results) if key in SOURCES)
+    yield from (
+        f"| {key}: {value}"
+        for key, value in provenance(results)
+        if key in SOURCES and known.get(key) != value
+    )
 
 
 def _answer(row: dict[str, Any]) -> str:

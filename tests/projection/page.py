@@ -21,7 +21,7 @@ from projection.step import ARMS, Part, by_part, total
 from projection.tables import Table, tables
 
 TABLES, PLOT = "projection.inc", "projection"
-SHOWN = ("Beside what was published", "One step", "What moves the result", "Assumptions")
+SHOWN = ("Beside what was published", "One step")
 """The tables of the page; the command prints all."""
 
 _COLOUR = {
