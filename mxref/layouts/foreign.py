@@ -212,7 +212,7 @@ def fitting(part: str, stored: Bytes, rows: int, length: int, made: BlockFormat)
 def elements(codes: Bytes, made: BlockFormat) -> Bytes:
     """Return packed codes [R, K * bits / 8] by block, [R, C, k]."""
     flat = unpack(codes, made.element)
-    return flat.reshape(len(codes), -1, made.k) if flat.size else np.empty((len(codes), 0, made.k), np.uint8)
+    return flat.reshape(len(codes), flat.shape[1] // made.k, made.k)
 
 
 def stored_bytes(array: NDArray[np.generic]) -> Bytes:

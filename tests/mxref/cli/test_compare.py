@@ -157,6 +157,15 @@ def test_any_axis_and_padding(axis: int) -> None:
     assert wrong.wrong_scales == wrong.wrong == q.scales.size
 
 
+def test_a_matrix_without_rows_is_equal() -> None:
+    """A layer that received no token, as an expert of a mixture does."""
+    x = np.zeros((0, LENGTH), np.float32)
+    found = mxref.quantize(x, AMD)
+    assert str(compare(x, found.codes, found.scales, AMD)).startswith(
+        "equal: the codes and scales of 0 blocks"
+    )
+
+
 def test_random_bits_and_tiles() -> None:
     x, stream = values(), mxref.Stream(3, 4, 5, 2)
     spec = OperandSpec(rounding="sr", hadamard=16, signs="per_step")
