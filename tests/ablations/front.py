@@ -16,7 +16,7 @@ from ablations.ladders import Results, claimed, interval_of
 from ablations.strip import mark, name_lines
 from bench.plot import WIDE
 from mxref_training.report.drawing import SMALLEST
-from mxref_training.report.ladder.page import rows
+from mxref_training.report.ladder.tables import rows
 from mxref_training.report.palette import COLOURS, GOLD, INK, MUTED
 
 SIZES = {"readings": "21.5M parameters, 60.3M tokens", "paper_50m": "46.9M parameters, 65.5M tokens"}

@@ -13,9 +13,8 @@ from ablations import branches, conclusions, curves, front, probes
 from ablations.ladders import Results, intervals, ladders, reference_of, results_of
 from ablations.strip import strip
 from bench.plot import WIDE, charts
-from mxref_training.report.ladder.answers import answers
-from mxref_training.report.ladder.page import headline, provenance, target_line
-from mxref_training.report.ladder.plots import short_names
+from mxref_training.report.ladder.tables import answers
+from mxref_training.report.ladder.words import headline, provenance, target_line
 
 SOURCES = ("Model", "Tokens per arm", "Data", "Versions", "Hardware")
 """What the page repeats of the results' provenance."""
@@ -58,7 +57,6 @@ def _number(cell: str) -> str:
 
 def _sections(name: str, results: Results, known: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
     """Yield the lines of a ladder's part; facts of its provenance that are `known` are left out."""
-    names = short_names(results["arms"])
     yield headline(results)
     yield ""
     yield f".. image:: /_measured/ablation_{name}.svg"
@@ -75,7 +73,7 @@ def _sections(name: str, results: Results, known: Mapping[str, str] = MappingPro
         ("contrast", "loss, nats (95 %)", "p", "answer"),
         (
             (one.arms, _broken(one.loss), _whole(one.p), _answer(row))
-            for row, one in zip(results["contrasts"], answers(results, names), strict=True)
+            for row, one in zip(results["contrasts"], answers(results), strict=True)
         ),
         "ablation-contrasts",
     )  # fmt: skip

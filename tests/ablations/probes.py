@@ -11,7 +11,7 @@ import hashlib
 import json
 import lzma
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mode, quantiles
 from typing import Any
@@ -20,8 +20,8 @@ from bench.plot import NARROW, WIDE
 from bench.records import RECORDS
 from mxref_training.probe.results import TABLES, Results, rows
 from mxref_training.report.drawing import standalone
-from mxref_training.report.probe import plots
-from mxref_training.report.probe.growth import growth_svg
+from mxref_training.report.probe.plots import Form
+from mxref_training.report.probe.plots import figures as drawn
 
 KIND = "ablation_probe"
 QUARTILES = ("lower quartile of the layers", "median of the layers", "upper quartile of the layers")
@@ -104,17 +104,8 @@ def record(records: Path = RECORDS) -> Results | None:
 def figures(results: Results) -> dict[str, str]:
     """Return the figures of the last checkpoint by the names of their files, for wide screens and for narrow ones."""
     results = {**results, "moments": results["moments"][-1:]}
-    drawn: dict[str, Callable[[Results, plots.Form], str]] = {
-        "snr": plots.snr_svg, "bias": plots.bias_svg, "split": plots.split_svg, "mean": plots.mean_svg,
-    }  # fmt: skip
-    if results["variances"]["rows"]:
-        drawn["variance"] = plots.variance_svg
-    if results["growth"]["rows"]:
-        drawn["growth"] = growth_svg
-    wide = {f"{name}.svg": draw(results, plots.Form(WIDE, 3)) for name, draw in drawn.items()}
-    narrow = {
-        f"{name}.narrow.svg": draw(results, plots.Form(NARROW, 1, "-narrow")) for name, draw in drawn.items()
-    }
+    wide = {f"{name}.svg": svg for name, svg in drawn(results, Form(WIDE, 3)).items()}
+    narrow = {f"{name}.narrow.svg": svg for name, svg in drawn(results, Form(NARROW, 1, "-narrow")).items()}
     return {name: standalone(svg) for name, svg in (wide | narrow).items()}
 
 

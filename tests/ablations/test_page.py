@@ -13,7 +13,7 @@ from ablations import branches, ladders, probes
 from ablations.ladders import results_of as results
 from ablations.sentences import TEXT
 from mxref_training.probe.results import rows
-from mxref_training.report.ladder.last import gaps
+from mxref_training.report.ladder.tables import gaps
 
 pytestmark = pytest.mark.study
 

@@ -101,7 +101,7 @@ def a_folder_is_deleted_in_place() -> None:
 def _replace_everywhere(name: str, new: object) -> None:
     from mxref_training import run_folder
     from mxref_training.lab import arm, result_file
-    from mxref_training.report.ladder import page
+    from mxref_training.report import page
 
     for module in (durable, checkpoint, run_folder, arm, result_file, page):
         if hasattr(module, name):

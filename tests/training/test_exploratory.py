@@ -21,7 +21,7 @@ from mxref_training.lab.extension import extended
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.result_file import write_json
 from mxref_training.lab.statistics import flags, late_slope
-from mxref_training.report.ladder.exploratory import flag_line
+from mxref_training.report.ladder.words import flag_line
 
 SEEDS = range(5)
 SR = {"all": {"format": "mxfp4", "rounding": "sr"}}

@@ -16,7 +16,7 @@ from mxref_training.lab import fresh
 from mxref_training.lab.ladder import load_ladder, shipped
 from mxref_training.probe.arms import chosen_arms
 from mxref_training.probe.results import load
-from mxref_training.report.probe.section import probe_markdown, section
+from mxref_training.report.probe.section import section
 from mxref_training.trainer import train
 
 pytestmark = pytest.mark.usefixtures("warm_children")
@@ -106,13 +106,14 @@ def test_a_ladder_ends_with_the_probe_of_its_reference_unless_it_is_to_stop(
     assert not (out / "probe.json").exists()
     done = CliRunner().invoke(main, given)
     assert done.exit_code == 0, done.output
-    assert "Of 2 recipes with Wgrad in MXFP4, " in done.output
+    assert "In dW, against MXFP4 (" in done.output
     assert [recipe["name"] for recipe in load(out)["recipes"]] == ["bf16", "fp8", "all", "h16"]
     for name in ("report.html", "report.md"):
         text = (out / name).read_text(encoding="utf-8")
         assert "One step without training noise" in text
-        assert "Of 2 recipes with Wgrad in MXFP4, " in text
+        assert "In dW, against MXFP4 (" in text
         assert text.count("MXFP4 with H16") >= 3
+        assert text.index("In dW, against") < text.index("noise unknown: too few seeds to rank")
     for name in ("probe.html", "probe.csv"):
         assert (out / name).exists()
 
@@ -126,8 +127,7 @@ def test_a_ladder_whose_reference_loses_its_checkpoint_is_refused(tmp_path: Path
 
 
 def test_a_ladder_without_a_probe_has_no_such_section(tmp_path: Path) -> None:
-    assert section(tmp_path, str) is None
-    assert not probe_markdown(tmp_path)
+    assert section(tmp_path) is None
     (tmp_path / "probe.json").write_text("{")
     with pytest.raises(FileFormatError, match="probe.json is damaged"):
-        section(tmp_path, str)
+        section(tmp_path)

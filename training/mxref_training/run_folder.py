@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -137,25 +137,7 @@ class RunFolder:
         Raises:
             CheckpointError: it is damaged, or another version of mxref wrote it.
         """
-        path = self.path / "run.json"
-        with explained(CheckpointError, f"read {path}", "choose another --out"):
-            if not path.exists():
-                return None
-            text = path.read_text(encoding="utf-8", errors="replace")
-        try:
-            found = json.loads(text)
-            version = str(found["format"])
-            if version == FORMAT and not isinstance(found["identity"], dict):
-                raise ValueError("identity is no table")
-        except (ValueError, KeyError, TypeError) as err:
-            raise CheckpointError(f"{path} is damaged ({err}): restore it, or {self._way_out(text)}") from err
-        if version != FORMAT:
-            raise CheckpointError(
-                f"{path} was written by another version of mxref: its format is {version}, and this version reads "
-                f"{FORMAT}; choose another --out, or {self._way_out(text)}"
-            )
-        table: dict[str, Any] = found
-        return table
+        return read_record(self.path, self._way_out)
 
     def _way_out(self, text: str) -> str:
         """Return how to start over. The user has to delete what `--no-resume` must not delete."""
@@ -247,6 +229,37 @@ class RunFolder:
             if name != "checkpoints":
                 remove(path)
         sync(self.path)
+
+
+def read_record(folder: Path, way_out: Callable[[str], str]) -> dict[str, Any] | None:
+    """Return the content of a folder's `run.json`; None if there is no run yet.
+
+    Args:
+        folder: of the run.
+        way_out: given the text of a file that cannot be read, says what to do.
+
+    Raises:
+        CheckpointError: it is damaged, or another version of mxref wrote it.
+    """
+    path = folder / "run.json"
+    with explained(CheckpointError, f"read {path}", "choose another folder"):
+        if not path.exists():
+            return None
+        text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        found = json.loads(text)
+        version = str(found["format"])
+        if version == FORMAT and not isinstance(found["identity"], dict):
+            raise ValueError("identity is no table")
+    except (ValueError, KeyError, TypeError) as err:
+        raise CheckpointError(f"{path} is damaged ({err}): restore it, or {way_out(text)}") from err
+    if version != FORMAT:
+        raise CheckpointError(
+            f"{path} was written by another version of mxref: its format is {version}, and this version reads "
+            f"{FORMAT}; choose another folder, or {way_out(text)}"
+        )
+    table: dict[str, Any] = found
+    return table
 
 
 def _is_ours(text: str) -> bool:

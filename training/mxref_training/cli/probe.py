@@ -170,9 +170,10 @@ def probe(
     _show(results)
     from mxref.terminal import echo
     from mxref_training.report.probe.page import write_page
+    from mxref_training.report.probe.tables import headline
 
     page, _ = write_page(results, out)
-    echo(f"\n{page}")
+    echo(f"{headline(results)}\n\n{page}")
 
 
 def probe_reference(ladder: Ladder, left_out: Collection[str], folder: Path, backend: Backend) -> None:
@@ -235,9 +236,8 @@ def _progress() -> Iterator[Said]:
 
 
 def _show(results: Results) -> None:
-    from mxref.terminal import console, echo
-    from mxref_training.report.probe.tables import headline, terminal_table
+    from mxref.terminal import console
+    from mxref_training.report.probe.tables import summary
 
-    screen = console()
-    screen.print(terminal_table(results))
-    echo(headline(results))
+    table = summary(results).without("mean_wgrad_x", "bias_fprop", "bias_dgrad")
+    console().print(table.screen(f"Medians over the layers: {results['batch']['name']}"))

@@ -69,7 +69,7 @@ def report(folders: tuple[Path, ...], out: Path | None, csv_folder: Path | None)
         return
     if ladders:
         results = load_results(ladders[0])
-        show_ladder(results, out or ladders[0])
+        show_ladder(results, ladders[0], out)
         if csv_folder:
             from mxref_training.report.ladder.tables import ladder_tables
 
@@ -85,16 +85,26 @@ def report(folders: tuple[Path, ...], out: Path | None, csv_folder: Path | None)
         _say_csv(write_csv(all_tables(runs), csv_folder), csv_folder)
 
 
-def show_ladder(results: dict[str, Any], folder: Path) -> None:
-    """Print a ladder's table and write its pages into a folder."""
-    from mxref.terminal import console, echo
-    from mxref_training.report.ladder.page import WIDE, table, write_report
+def show_ladder(results: dict[str, Any], folder: Path, out: Path | None = None) -> None:
+    """Print what decides and a ladder's table, and write its pages.
 
-    screen = console()
-    if not screen.is_terminal:
-        screen.width = max(screen.width, WIDE)  # a file or a pipe has room
-    screen.print(table(results, screen.width))
-    page, _ = write_report(results, folder)
+    Args:
+        results: the content of `results.json`.
+        folder: of the ladder, which may hold a probe.
+        out: folder of the pages; default that of the ladder.
+    """
+    from mxref.terminal import console, echo
+    from mxref_training.report.ladder.page import WIDE, screen, write_report
+    from mxref_training.report.probe.section import section
+
+    terminal = console()
+    if not terminal.is_terminal:
+        terminal.width = max(terminal.width, WIDE)  # a file or a pipe has room
+    probed = section(folder)
+    if probed:
+        echo(f"{probed.headline}\n")
+    terminal.print(screen(results, terminal.width))
+    page, _ = write_report(results, out or folder, probed)
     echo(f"\n{page}")
 
 
@@ -102,11 +112,11 @@ def _show_combined(results: list[dict[str, Any]], csv_folder: Path | None) -> No
     """Print the contrasts that several ladders share, over all their pairs."""
     from mxref.terminal import echo
     from mxref_training.lab.exploratory import combined
-    from mxref_training.report.ladder.exploratory import combined_table
-    from mxref_training.report.table import markdown_table, write_csv
+    from mxref_training.report.ladder.tables import contrasts_table
+    from mxref_training.report.table import write_csv
 
-    found = combined_table(combined(results), results[0])
-    for line in markdown_table(found):
+    found = contrasts_table("combined", combined(results), results[0])
+    for line in found.markdown():
         echo(line)
     if csv_folder:
         _say_csv(write_csv([found], csv_folder), csv_folder)

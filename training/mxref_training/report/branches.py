@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mxref.printable import printable
-from mxref_training.report.ladder.last import OWN
-from mxref_training.report.table import Column, Table
+from mxref_training.report.ladder.tables import OWN
+from mxref_training.report.table import Column, Table, plain
 
 if TYPE_CHECKING:
     from rich.table import Table as Screen
@@ -22,12 +21,6 @@ _ENDS = (
     Column("pairs", "pairs"),
     Column("diverged", "diverged"),
 )
-_STEPS = (
-    Column("step", "from step"),
-    Column("arm", "arm"),
-    Column("at", "step"),
-    Column("difference", "difference"),
-)
 
 
 def branch_tables(results: dict[str, Any]) -> list[Table]:
@@ -38,9 +31,9 @@ def branch_tables(results: dict[str, Any]) -> list[Table]:
     """
     rows = [(moment["step"], arm) for moment in results["moments"] for arm in moment["arms"]]
     steps = [
-        Table(
+        plain(
             f"branch_{kind}",
-            _STEPS,
+            ("step", "arm", "at", "difference"),
             [(step, arm["name"], at, value) for step, arm in rows for at, value in arm["difference"][kind]],
         )
         for kind in ("train", "validation")
@@ -59,8 +52,8 @@ def _end(step: int, arm: dict[str, Any], recipes: list[str]) -> tuple[Any, ...]:
     train, validation = (arm[key] or {} for key in ("train_last", "validation_last"))
     return (
         step,
-        printable(arm["name"]),
-        printable(arm["label"]),
+        arm["name"],
+        arm["label"],
         *(found.get(key) for found in (train, validation) for key in ("mean", "half_width")),
         validation.get("pairs"),
         sum(run["diverged"] for run in arm["runs"]),
@@ -70,21 +63,8 @@ def _end(step: int, arm: dict[str, Any], recipes: list[str]) -> tuple[Any, ...]:
 
 def branch_screen(results: dict[str, Any]) -> Screen:
     """Return the differences at the end of the branches for a terminal."""
-    from rich.table import Table as Screen
-
-    from mxref.terminal import BOX, HEAD
-
-    ends = branch_tables(results)[0]
     trunk, part = results["design"]["trunk"], results["last"]
-    title = (
-        f"Loss less that of {trunk} after {results['design']['updates']} updates on the same batches, in nats; "
+    return branch_tables(results)[0].screen(
+        caption=f"Loss less that of {trunk} after {results['design']['updates']} updates on the same batches, in nats; "
         f"training: mean of the last {part:.0%}; ±: 95 % over the seeds"
     )
-    screen = Screen(
-        box=BOX, header_style=HEAD, padding=(0, 1, 0, 0), caption=printable(title), caption_justify="left"
-    )
-    for column in ends.columns:
-        screen.add_column(column.title, justify="left" if column.left else "right")
-    for row in ends.shown():
-        screen.add_row(*row)
-    return screen

@@ -6,52 +6,32 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from mxref_training.report.palette import GRID, INK, MUTED, painted, variables
+from mxref_training.report.palette import INK, painted, variables
 
 LEGIBLE = 10
 """The least height of letters on a screen, in pixels; a narrower screen scrolls a figure instead of shrinking it."""
 SMALLEST = 8
 """The least font size in a figure, in points."""
+WIDTH = 11.2
+"""Of a report's figures, in inches."""
 
-_STYLE: Any = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9.5,
-    "axes.edgecolor": GRID,
-    "axes.labelcolor": MUTED,
-    "axes.linewidth": 0.8,
-    "axes.titlecolor": INK,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "grid.color": GRID,
-    "grid.linewidth": 0.8,
-    "text.color": INK,
-    # Labels are text: a dollar sign begins no formula.
-    "text.parse_math": False,
-    "text.usetex": False,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "svg.fonttype": "none",
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "savefig.facecolor": "none",
-}
+_STYLE = Path(__file__).with_name("report.mplstyle")
 
 
 @contextmanager
 def styled(salt: str) -> Iterator[None]:
     """Draw in the report's style; a reader's browser has the letters that the font here lacks."""
-    with mpl.rc_context(_STYLE | {"svg.hashsalt": salt}), warnings.catch_warnings():
+    with mpl.rc_context({"svg.hashsalt": salt}, _STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
 
@@ -60,6 +40,7 @@ def label_ends(axes: Axes, ends: list[tuple[float, float, str, str]]) -> None:
     """Write each curve's name beside its end, moved apart where they would overlap; a line of its colour joins them."""
     if not ends:
         return
+    axes.figure.draw_without_rendering()  # type: ignore[union-attr] # lays the figure out
     bottom, top = axes.get_ylim()
     axes.set_ylim(bottom, top)
     height = axes.get_window_extent().height * 72 / axes.figure.dpi  # in points
@@ -86,11 +67,6 @@ def label_ends(axes: Axes, ends: list[tuple[float, float, str, str]]) -> None:
         )
 
 
-def label_room(names: Iterable[str], width: float) -> float:
-    """Return the share of a figure's width, in inches, that `label_ends` takes for the longest of some names."""
-    return (0.25 + 0.072 * max(map(len, names), default=0)) / width
-
-
 def _spread(values: Sequence[float], step: float) -> list[float]:
     """Return ascending values moved as little as possible until neighbours are `step` apart."""
     groups: list[tuple[float, int]] = []  # centre and number of labels that touch
@@ -100,6 +76,17 @@ def _spread(values: Sequence[float], step: float) -> list[float]:
             (b, n), (a, m) = groups.pop(), groups.pop()
             groups.append(((a * m + b * n) / (m + n), m + n))
     return [centre + step * (i - (n - 1) / 2) for centre, n in groups for i in range(n)]
+
+
+def plot(axes: Axes, points: Sequence[tuple[float, float]], *style: str, **look: Any) -> None:
+    """Draw a curve through points."""
+    axes.plot([x for x, _ in points], [y for _, y in points], *style, **look)
+
+
+def quiet(axes: Axes, along: str = "y", ticks: int = 6, whole: bool = False) -> None:
+    """Draw a grid along an axis, and few ticks on the horizontal one."""
+    axes.grid(axis=along)  # type: ignore[arg-type]
+    axes.xaxis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 5, 10], integer=whole))
 
 
 def zoom(axes: Axes, losses: list[float]) -> None:

@@ -41,15 +41,6 @@ _PAIRS = {
     "bad-soft": ("#fbe3e1", "#44211e"),
     "open-ink": ("#6f5206", "#e8cb7d"),
     "open-soft": ("#fdf1d3", "#3a3016"),
-    # From the first to the last block of a model.
-    "depth-0": ("#440154", "#7e6fb8"),
-    "depth-1": ("#46327e", "#6f86c4"),
-    "depth-2": ("#365c8d", "#5b9cc2"),
-    "depth-3": ("#277f8e", "#4bb0b4"),
-    "depth-4": ("#1fa187", "#4fc39c"),
-    "depth-5": ("#4ac16d", "#83d37a"),
-    "depth-6": ("#85b82f", "#bfdf5e"),
-    "depth-7": ("#b5a615", "#f5e55b"),
 }
 LIGHT = {name: light for name, (light, _) in _PAIRS.items()}
 DARK = {name: dark for name, (_, dark) in _PAIRS.items()}
@@ -70,7 +61,6 @@ COLOURS = tuple(
     )
 )  # fmt: skip
 """Of the curves and bars of a figure, in this order."""
-DEPTHS = tuple(LIGHT[f"depth-{i}"] for i in range(8))
 
 _NAMES = {colour: name for name, colour in LIGHT.items()}
 

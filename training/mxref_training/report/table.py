@@ -1,18 +1,37 @@
-"""A table of a report: raw values for its CSV file, and how a page writes them."""
+"""A table of a report: raw values for its CSV file, and how a page, Markdown and a terminal write them."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mxref.errors import FileFormatError
+from mxref.printable import printable
 from mxref_training.durable import explained, make_folder, replace_text
-from mxref_training.report.text import markdown_text
+
+if TYPE_CHECKING:
+    from rich.table import Table as Screen
+
+# An underscore inside a word is no markup in CommonMark.
+_MARKUP = re.compile(r"[\\`*\[\]|]|(?<!\w)_|_(?!\w)")
+_STYLES = {"reproduced": "green", "not reproduced": "red", "underpowered": "yellow"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A cell with a word that stands out, and the reason in small print."""
+
+    word: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.word} ({self.why})" if self.why else self.word
 
 
 @dataclass(frozen=True)
@@ -22,10 +41,13 @@ class Column:
     key: str
     """Its name in the CSV file."""
     title: str
+    """A line feed breaks it in a page."""
     form: str = ""
     """Format of its numbers on a page; without one they are written as they are."""
     left: bool = False
     """Whether it is text, which begins at the left."""
+    once: bool = False
+    """Whether a page leaves out a value that stands in the row above too."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +57,8 @@ class Table:
     name: str
     columns: Sequence[Column]
     rows: Sequence[Sequence[Any]]
+    dots: Sequence[str] = ()
+    """The colour of each row in the figures, which a page shows before the row's name."""
 
     def shown(self) -> list[list[str]]:
         """Return all cells as a page writes them."""
@@ -47,44 +71,77 @@ class Table:
         """Return the table without some columns, for a page that says the same elsewhere."""
         kept = [i for i, column in enumerate(self.columns) if column.key not in keys]
         rows = [[row[i] for i in kept] for row in self.rows]
-        return Table(self.name, [self.columns[i] for i in kept], rows)
+        return Table(self.name, [self.columns[i] for i in kept], rows, self.dots)
+
+    def repeats(self, row: int, column: int) -> bool:
+        """Return whether a page leaves out a cell, because the row above has the same."""
+        return self.columns[column].once and row > 0 and self.rows[row][column] == self.rows[row - 1][column]
 
     def csv(self) -> str:
         """Return the table as CSV, its numbers in full."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow([column.key for column in self.columns])
-        writer.writerows([_raw(value) for value in row] for row in self.rows)
+        writer.writerows(self.rows)
         return out.getvalue()
+
+    def markdown(self) -> list[str]:
+        """Return the lines of the table in Markdown."""
+        titles = [column.title for column in self.columns]
+        rules = ["---" if column.left else "---:" for column in self.columns]
+        cells = [[markdown_text(text) for text in row] for row in (titles, *self.shown())]
+        return [f"| {' | '.join(row)} |" for row in (cells[0], rules, *cells[1:])]
+
+    def screen(self, title: str = "", caption: str = "") -> Screen:
+        """Return the table for a terminal."""
+        from rich.table import Table as Screen
+        from rich.text import Text
+
+        from mxref.terminal import BOX, HEAD, QUIET
+
+        screen = Screen(
+            title=title, title_justify="left", title_style="bold", box=BOX, header_style=HEAD, padding=(0, 1, 0, 0),
+            caption=caption, caption_justify="left", caption_style="",
+        )  # fmt: skip
+        for column in self.columns:
+            screen.add_column(column.title, justify="left" if column.left else "right", no_wrap=True)
+        for i, row in enumerate(self.rows):
+            cells = []
+            for j, (value, column) in enumerate(zip(row, self.columns, strict=True)):
+                if isinstance(value, Verdict):
+                    cells.append(Text(value.word, _STYLES.get(value.word, QUIET)))
+                else:
+                    cells.append(Text("" if self.repeats(i, j) else written(value, column.form)))
+            screen.add_row(*cells)
+        return screen
+
+
+def plain(name: str, keys: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    """Return a table for a CSV file alone."""
+    return Table(name, [Column(key, key) for key in keys], rows)
 
 
 def written(value: Any, form: str = "") -> str:
     """Return a value as a page writes it: a dash for nothing, a true minus sign."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
-    if isinstance(value, bool | str):
+    if isinstance(value, bool | str | Verdict):
         return str(value)
     if form:
         return format(value, form).replace("-", "−")
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
-def markdown_table(table: Table) -> list[str]:
-    """Return a table's lines in Markdown."""
-    titles = [markdown_text(column.title.replace("<br>", " ")) for column in table.columns]
-    rules = ["---" if column.left else "---:" for column in table.columns]
-    rows = [[markdown_text(cell) for cell in row] for row in table.shown()]
-    return [f"| {' | '.join(cells)} |" for cells in (titles, rules, *rows)]
-
-
-def _raw(value: Any) -> Any:
-    return "" if value is None else value
+def markdown_text(text: str) -> str:
+    """Return a text that Markdown shows as it is, in a line of its own or in a cell of a table."""
+    line = " ".join(printable(text).split("\n"))
+    return _MARKUP.sub(r"\\\g<0>", line.replace("&", "&amp;").replace("<", "&lt;"))
 
 
 def write_csv(tables: Sequence[Table], folder: Path) -> list[Path]:
     """Write each table into a file of its name; FileFormatError where that is not possible."""
     paths = []
-    with explained(FileFormatError, f"write to {folder}", "free some space, or choose another --csv"):
+    with explained(FileFormatError, f"write to {folder}", "free some space, or choose another folder"):
         make_folder(folder)
         for table in tables:
             paths.append(folder / f"{table.name}.csv")

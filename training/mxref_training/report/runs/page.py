@@ -1,21 +1,18 @@
-"""The report of one run or of several: an HTML page in one file, and the same as Markdown."""
+"""The report of one run or of several."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from mxref.errors import FileFormatError
-from mxref.printable import printable
 from mxref.roles import GemmRole
 from mxref.tomlio import dumps
-from mxref_training.durable import explained, make_folder, replace_text
+from mxref_training.report.page import Page
+from mxref_training.report.probe.tables import slot_title
 from mxref_training.report.runs import plots, tables
-from mxref_training.report.runs.metrics import METRICS
 from mxref_training.report.runs.read import Run
-from mxref_training.report.table import markdown_table, written
-from mxref_training.report.templates import template
-from mxref_training.report.text import markdown_text
+from mxref_training.report.table import written
 
 REPORT, COMPARISON = "report", "comparison"
 """Names of the files, without their suffixes: of one run, and of several."""
@@ -50,7 +47,7 @@ def signs(runs: Sequence[Run]) -> list[str]:
             beyond = [line for line in now if line[key] is not None and abs(line[key]) > limit]
             if beyond:
                 worst = max(beyond, key=lambda line: abs(line[key]))
-                where = f"{tables.slot_title(worst['role'], worst['operand'])} of {worst['layer']}"
+                where = f"{slot_title(worst['role'], worst['operand'])} of {worst['layer']}"
                 more = f", and {len(beyond) - 1} more operands" if len(beyond) > 1 else ""
                 found.append(
                     f"{who}{says.format(worst[key] * (100 if key == 'bias' else 1))} in {where}{more}."
@@ -78,50 +75,100 @@ _COSINE = 0.95
 
 
 def write_page(runs: Sequence[Run], folder: Path) -> tuple[Path, Path]:
-    """Write the page and its Markdown into a folder, each in one piece, and return their paths.
+    """Write the page and its Markdown into a folder, and return their paths.
 
     Raises:
         FileFormatError: a file cannot be written; an older one is left as it was.
     """
     name = REPORT if len(runs) == 1 else COMPARISON
-    paths = folder / f"{name}.html", folder / f"{name}.md"
-    with explained(FileFormatError, f"write to {folder}", "free some space, or choose another --out"):
-        make_folder(folder)
-        for path, text in zip(paths, (html(runs), markdown(runs)), strict=True):
-            replace_text(path, text)
-    return paths
+    return runs_page(runs).write(folder, name, "free some space, or choose another --out")
 
 
-def html(runs: Sequence[Run]) -> str:
-    """Return the page."""
-    measured = [run for run in runs if run.operands]
-    alone = ["run"] if len(runs) == 1 else []
+def runs_page(runs: Sequence[Run]) -> Page:
+    """Return the page of one run, or of several side by side."""
+    several, measured = len(runs) > 1, [run for run in runs if run.operands]
+    alone = [] if several else ["run"]
+    page = Page(_title(runs))
+    page.text(_lead(runs), "lead")
+    if several:
+        table = tables.overview(runs).without("best_val_loss")
+        page.table(replace(table, dots=[*plots.run_colours(runs).values()]))
+    else:
+        page.facts(facts(runs[0]))
+    page.heading("Curves")
+    page.figure(plots.curves_svg(runs))
+    page.figure(plots.progress_svg(runs), "The colours are those of the table above." if several else "")
+    page.heading("Telemetry")
+    page.text(_without(runs))
+    if measured:
+        _telemetry(page, measured, signs(runs), several)
+    page.heading("Recipes" if several else "Recipe")
+    page.table(tables.recipes(runs).without(*alone))
+    census = tables.census(runs)
+    if census.rows:
+        page.heading("GEMMs that ran")
+        page.table(
+            census.without("step", *alone),
+            "In the last measured step, all micro-batches together. The first step of every process is compared with "
+            "the recipe, and a run that differs stops.",
+        )
     config, recipe, machine = tables.settings(runs)
-    text = template("runs/run.html.j2").render(
-        title=_title(runs),
-        lead=_lead(runs),
-        several=len(runs) > 1,
-        facts=facts(runs[0]),
-        overview=tables.overview(runs).without("best_val_loss", *alone),
-        colour=plots.run_colours(runs),
-        curves=plots.curves_svg(runs),
-        progress=plots.progress_svg(runs),
-        measured=bool(measured),
-        steps=_steps(measured),
-        without=_without(runs),
-        signs=signs(runs) if measured else [],
-        summary=tables.summary(measured).without("step", *(alone or ["snr_layer"])) if measured else None,
-        lines=plots.lines_svg(measured) if measured else "",
-        cosine=plots.cosine_svg(aligned) if (aligned := [run for run in runs if run.gradients]) else "",
-        alignment=tables.alignment(runs, 2 if len(runs) > 1 else 5).without("step", *alone),
-        heat=[(m.title, plots.heat_svg(measured, m)) for m in METRICS] if measured else [],
-        recipes=tables.recipes(runs).without(*alone),
-        census=tables.census(runs).without("step", *alone),
-        differences=[tables.differing(table) for table in (config, recipe, machine)],
-        machine=machine,
-        texts=[(run.name, dumps(run.config), dumps(run.recipe)) for run in runs],
+    if several:
+        for heading, table in (("Configuration", config), ("Recipe", recipe), ("Environment", machine)):
+            apart = tables.differing(table)
+            page.heading(f"{heading}: differences")
+            if apart.rows:
+                page.table(apart)
+            else:
+                page.text("None.")
+    else:
+        page.heading("Environment")
+        page.terms([(key, value) for key, value in machine.shown()])
+    for run in runs:
+        of = f" of {run.name}" if several else ""
+        page.code(f"Configuration{of}", dumps(run.config))
+        page.code(f"Recipe{of}", dumps(run.recipe))
+    return page
+
+
+def _telemetry(page: Page, runs: Sequence[Run], warnings: Sequence[str], several: bool) -> None:
+    """Add the telemetry of the runs that have some."""
+    alone = [] if several else ["run"]
+    if warnings:
+        page.items(warnings)
+    else:
+        page.text("Nothing in the last measured step is beyond the limits at which a number is worth a look.")
+    page.table(
+        tables.summary(runs).without("step", *(alone or ["snr_layer"])),
+        f"Median and extremes over the layers, in the last measured step ({_steps(runs)}). Clipped: beyond the largest "
+        "magnitude. Zeroed: a value that became zero. Bias: the relative error with its sign, weighted by magnitude. "
+        "Scales: bytes of block formats; for FP8 the factor itself.",
     )
-    return printable(text)
+    page.heading("Telemetry over the steps")
+    page.figure(
+        plots.lines_svg(runs, plots.METRICS[:4]),
+        "Lines: the median over the layers of each run, in the colours above. Bands: from the tenth to the ninetieth "
+        "percentile of the layers."
+        if several
+        else "Thin lines: one for each layer. Bold: their median.",
+    )
+    if aligned := [run for run in runs if run.gradients]:
+        page.heading("Gradients of the weights")
+        page.figure(plots.lines_svg(aligned, [plots.COSINE]))
+        page.figure(
+            plots.heat_svg(aligned, plots.COSINE),
+            "The angle between the gradient from quantized operands and the exact one from the same X and dY; 1 is no "
+            "difference in direction. Above: over the steps. Below: by layer in the last measured step.",
+        )
+        page.table(tables.alignment(aligned, 2 if several else 5).without("step", *alone))
+    page.heading("Telemetry by layer")
+    for metric in plots.METRICS:
+        page.heading(metric.title, 3)
+        page.figure(plots.heat_svg(runs, metric))
+    page.text(
+        f"Rows: blocks of the model. Columns: their linear layers. Last measured step ({_steps(runs)}).",
+        "note",
+    )
 
 
 def _title(runs: Sequence[Run]) -> str:
@@ -157,40 +204,3 @@ def _without(runs: Sequence[Run]) -> str:
     if all(own.kind(role) == "bf16" for own in treatments for role in GemmRole):
         return f"{', '.join(names)}: every GEMM is in BF16, so there is no quantized operand to measure."
     return WITHOUT.format(names=f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}")
-
-
-def markdown(runs: Sequence[Run]) -> str:
-    """Return the report as Markdown, without figures."""
-    parts = [
-        f"# {markdown_text(_title(runs))}",
-        "",
-        markdown_text(_lead(runs)),
-        "",
-        *markdown_table(tables.overview(runs)),
-    ]
-    measured = [run for run in runs if run.operands]
-    parts += ["", "## Telemetry", ""]
-    if note := _without(runs):
-        parts += [markdown_text(note), ""]
-    if measured:
-        parts += [
-            *(f"- {markdown_text(sign)}" for sign in signs(runs)),
-            "",
-            *markdown_table(tables.summary(measured)),
-            "",
-        ]
-        parts += markdown_table(tables.alignment(runs))
-    parts += ["", "## Recipe" + "s" * (len(runs) > 1), "", *markdown_table(tables.recipes(runs))]
-    census = tables.census(runs)
-    if census.rows:
-        parts += ["", "## GEMMs that ran", "", *markdown_table(census)]
-    settings = tables.settings(runs)
-    if len(runs) > 1:
-        for heading, table in zip(("Configuration", "Recipe", "Environment"), settings, strict=True):
-            own = tables.differing(table)
-            parts += ["", f"## {heading}: differences", ""]
-            parts += markdown_table(own) if own.rows else ["None."]
-    else:
-        parts += ["", "## Environment", "", *markdown_table(settings[2])]
-        parts += ["", "## Configuration", "", "```toml", dumps(runs[0].config).strip(), "```"]
-    return "\n".join(parts) + "\n"

@@ -1,35 +1,75 @@
-"""The figures of a report as SVG text: curves, progress, and telemetry as small multiples."""
+"""The figures of a report of runs as SVG text: curves over the steps, and telemetry by layer."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from numpy.typing import NDArray
 
-from mxref_training.report.drawing import label_ends, label_room, styled, svg, token_unit, zoom
-from mxref_training.report.palette import COLOURS, DEPTHS, INK, MUTED
-from mxref_training.report.runs.grid import layer_grid
-from mxref_training.report.runs.heat import (
-    by_place,
-    colour_range,
-    draw_panel,
-    draw_scale,
-    latest,
-    rows_height,
+from mxref_training.report.drawing import (
+    SMALLEST,
+    WIDTH,
+    label_ends,
+    plot,
+    quiet,
+    styled,
+    svg,
+    token_unit,
+    zoom,
 )
-from mxref_training.report.runs.metrics import COSINE, METRICS, Metric, value_of
-from mxref_training.report.runs.read import SLOTS, Line, Run
-from mxref_training.report.runs.tables import slot_title
+from mxref_training.report.palette import COLOURS, INK, MUTED
+from mxref_training.report.probe.tables import SLOTS, slot_title
+from mxref_training.report.runs.read import Line, Run
 
-WIDTH = 11.2
-"""Of every figure, in inches."""
+Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number of telemetry, and how it is drawn."""
+
+    key: str
+    title: str
+    scale: float = 1.0
+    """Factor of the number in figures."""
+    colours: str = "viridis"
+    signed: bool = False
+    """Whether zero is the middle of the colours."""
+    from_zero: bool = False
+
+
+METRICS = (
+    Metric("snr", "SNR, dB"),
+    Metric("clipped", "Clipped, %", colours="YlOrRd", from_zero=True),
+    Metric("zeroed", "Zeroed, %", colours="YlOrRd", from_zero=True),
+    Metric("bias", "Bias, %", 100.0, "RdBu_r", signed=True),
+    Metric("spread", "Spread of scales, binades", from_zero=True),
+)
+"""The numbers that figures show for each operand."""
+COSINE = Metric("cosine", "Cosine of dW")
+GRADIENT = ("wgrad", "dw")
+
+
+def value_of(line: Line, metric: Metric) -> float | None:
+    """Return a number of a line as figures show it; the spread of scales is in powers of two."""
+    if metric.key != "spread":
+        value = line.get(metric.key)
+        return None if value is None else value * metric.scale
+    low, high = line["scale_min"], line["scale_max"]
+    if low is None or high is None:
+        return None
+    # The scales of block formats are exponents; that of FP8 is the factor itself.
+    return float(math.log2(high / low)) if line["format"] == "fp8" else float(high - low)
 
 
 def run_colours(runs: Sequence[Run]) -> dict[str, str]:
@@ -39,36 +79,35 @@ def run_colours(runs: Sequence[Run]) -> dict[str, str]:
 
 def curves_svg(runs: Sequence[Run]) -> str:
     """Return training and validation loss over tokens, and for several runs the difference from the first."""
+    colour = run_colours(runs)
+    tokens = max((line["tokens"] for run in runs for line in (*run.steps, *run.evaluations)), default=1)
+    unit, unit_name = token_unit(tokens)
     with styled("curves"):
-        figure = Figure(figsize=(WIDTH, 4.0))
-        axes = figure.subplots(1, 2, width_ratios=(1, 1)) if len(runs) > 1 else [figure.subplots()]
-        loss, colour = axes[0], run_colours(runs)
-        tokens = max((line["tokens"] for run in runs for line in (*run.steps, *run.evaluations)), default=1)
-        unit, unit_name = token_unit(tokens)
-        seen = []
+        figure = Figure(figsize=(WIDTH, 4.0), layout="constrained")
+        panels = figure.subplots(1, min(2, len(runs)), squeeze=False)[0]
+        seen: list[float] = []
         for run in runs:
-            train = [(x["tokens"] / unit, x["loss"]) for x in run.steps if _real(x["loss"])]
-            val = _validation(run, unit)
-            shade: Any = {"color": colour[run.name]}
-            loss.plot(*_xy(train), lw=0.8, alpha=0.45, zorder=2, **shade)
-            loss.plot(*_xy(val), lw=1.8, marker="o", ms=3.5, zorder=3, **shade)
+            train = _points(run.steps, "tokens", "loss", unit)
+            val = _points(run.evaluations, "tokens", "val_loss", unit)
+            plot(panels[0], train, lw=0.8, alpha=0.45, color=colour[run.name])
+            plot(panels[0], val, lw=1.8, marker="o", ms=3.5, color=colour[run.name])
             seen += [value for _, value in (*train, *val)]
-            _phases(loss, run, unit)
-        loss.set_title("Loss: thin training, bold validation" if runs[0].steps else "Loss")
-        loss.set_ylabel("nats per token")
-        zoom(loss, seen)
-        for each in axes:
-            each.set_xlim(0, tokens / unit)
-            each.set_xlabel(f"{unit_name} tokens")
-            _plain(each, MaxNLocator(6))
-        if len(runs) > 1:
-            ends = _differences(axes[1], runs, unit, colour)
-            figure.tight_layout(
-                w_pad=2.5, rect=(0, 0, 1 - label_room((name for _, _, name, _ in ends), WIDTH), 1)
-            )
-            label_ends(axes[1], ends)
-        else:
-            figure.tight_layout()
+            _phases(panels[0], run, unit)
+        panels[0].set_title("Loss, nats per token: thin training, bold validation")
+        zoom(panels[0], seen)
+        ends = []
+        base = dict(_points(runs[0].evaluations, "tokens", "val_loss", unit))
+        for run in runs if len(runs) > 1 else ():
+            val = _points(run.evaluations, "tokens", "val_loss", unit)
+            apart = [(x, value - base[x]) for x, value in val if x in base]
+            plot(panels[1], apart, lw=1.8, marker="o", ms=3.5, color=colour[run.name])
+            panels[1].set_title(f"Validation loss less that of {_clipped(runs[0].name, 22)}")
+            ends += [(*apart[-1][::-1], _clipped(run.name, 22), colour[run.name])] if apart else []
+        for axes in panels:
+            axes.set_xlim(0, 1.01 * tokens / unit)
+            axes.set_xlabel(f"{unit_name} tokens")
+            quiet(axes)
+        label_ends(panels[-1], ends)
         return svg(figure, "curves")
 
 
@@ -79,210 +118,204 @@ def _phases(axes: Axes, run: Run, unit: float) -> None:
             x = (line["tokens"] - run.step_tokens) / unit
             axes.axvline(x, color=MUTED, lw=1, ls=":")
             axes.annotate(
-                str(line["phase"]),
-                (x, 0.98),
-                xycoords=("data", "axes fraction"),
-                xytext=(3, 0),
-                textcoords="offset points",
-                color=MUTED,
-                fontsize=8,
-                va="top",
-            )
-
-
-def _differences(
-    axes: Axes, runs: Sequence[Run], unit: float, colour: dict[str, str]
-) -> list[tuple[float, float, str, str]]:
-    base = dict(_validation(runs[0], unit))
-    ends = []
-    for run in runs:
-        shared = [(x, value - base[x]) for x, value in _validation(run, unit) if x in base]
-        axes.plot(*_xy(shared), lw=1.8, marker="o", ms=3.5, color=colour[run.name])
-        if shared:
-            ends.append((shared[-1][1], shared[-1][0], _clipped(run.name, 22), colour[run.name]))
-    axes.set_title(f"Validation loss less that of {_clipped(runs[0].name, 22)}")
-    return ends
+                str(line["phase"]), (x, 0.98), (3, 0), xycoords=("data", "axes fraction"),
+                textcoords="offset points", color=MUTED, fontsize=SMALLEST, va="top",
+            )  # fmt: skip
 
 
 def progress_svg(runs: Sequence[Run]) -> str:
     """Return gradient norm, learning rate and tokens per second over the steps."""
+    colour = run_colours(runs)
+    titles = {"grad_norm": "Gradient norm", "lr": "Learning rate", "tokens_per_second": "Tokens per second"}
     with styled("progress"):
-        figure = Figure(figsize=(WIDTH, 2.5))
-        colour = run_colours(runs)
-        panels = figure.subplots(1, 3)
-        for axes, title, key in zip(
-            panels,
-            ("Gradient norm", "Learning rate", "Tokens per second"),
-            ("grad_norm", "lr", "tokens_per_second"),
-            strict=True,
-        ):
+        figure = Figure(figsize=(WIDTH, 2.5), layout="constrained")
+        for axes, (key, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
             for run in runs:
-                lines = run.timing if key == "tokens_per_second" else run.steps
-                points = [(x["step"], x[key]) for x in lines if _real(x.get(key))]
-                axes.plot(*_xy(points), lw=1.1, color=colour[run.name])
-            if key == "grad_norm" and any(
-                _real(x.get(key)) and x[key] > 0 for run in runs for x in run.steps
-            ):
+                points = _points(run.timing if key == "tokens_per_second" else run.steps, "step", key)
+                plot(axes, points, lw=1.1, color=colour[run.name])
+            axes.set_ylim(bottom=0)
+            if key == "grad_norm" and any(y > 0 for line in axes.lines for y in line.get_ydata()):
                 axes.set_yscale("log")
+                axes.autoscale(axis="y")
                 axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
                 axes.yaxis.set_minor_locator(NullLocator())
-            else:
-                axes.set_ylim(bottom=0)
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
             axes.set_title(title)
             axes.set_xlabel("step")
-            _plain(axes, MaxNLocator(5, integer=True))
-        figure.tight_layout(w_pad=2.0)
+            quiet(axes, ticks=5, whole=True)
         return svg(figure, "progress")
 
 
-def lines_svg(runs: Sequence[Run]) -> str:
+def lines_svg(runs: Sequence[Run], metrics: Sequence[Metric]) -> str:
     """Return telemetry over the steps: a row for each number, a column for each operand.
 
-    One run shows a thin line for each layer, coloured by its depth; several show their medians over the layers.
+    One run shows a thin line for each layer and their median; several show their medians.
     """
-    slots = _slots(runs)
-    metrics = METRICS[:4]
-    with styled("lines"):
-        figure = Figure(figsize=(WIDTH, 0.7 + 1.45 * len(metrics)))
+    slots = _slots(runs, metrics[0])
+    prefix = f"lines-{metrics[0].key}"
+    with styled(prefix):
+        figure = Figure(figsize=(WIDTH, 1.0 + 1.4 * len(metrics)), layout="constrained")
         panels = figure.subplots(len(metrics), len(slots), squeeze=False, sharex=True, sharey="row")
         for row, metric in zip(panels, metrics, strict=True):
             for axes, slot in zip(row, slots, strict=True):
                 for run in runs:
-                    lines = [x for x in run.operands if (x["role"], x["operand"]) == slot]
-                    _draw_series(axes, run, lines, metric, runs)
-                _plain(axes, MaxNLocator(4, integer=True))
+                    _series(axes, run, [x for x in _lines(run, metric) if _slot(x) == slot], metric, runs)
+                quiet(axes, ticks=4, whole=True)
                 axes.yaxis.set_major_locator(MaxNLocator(4))
-                axes.tick_params(labelsize=8)
+                axes.tick_params(labelsize=SMALLEST)
             row[0].set_ylabel(metric.title, fontsize=9, color=INK)
         for axes, slot in zip(panels[0], slots, strict=True):
             axes.set_title(slot_title(*slot), fontsize=10)
-        for axes in panels[-1]:
-            axes.set_xlabel("step", fontsize=8.5)
+        figure.supxlabel("step", fontsize=9, color=MUTED)
         figure.align_ylabels(panels[:, 0])
-        figure.tight_layout(w_pad=0.8, h_pad=0.8)
-        return svg(figure, "lines")
-
-
-def cosine_svg(runs: Sequence[Run]) -> str:
-    """Return the cosine of each weight's gradient: over the steps, and by layer in the last measured step."""
-    with styled("cosine"):
-        grid = layer_grid(_names([line for run in runs for line in run.gradients]))
-        height = max(2.7, 0.9 + rows_height(grid))
-        figure = Figure(figsize=(WIDTH, height))
-        sides: Any = figure.subfigures(1, 2, width_ratios=(1, 1.1))
-        left, right = sides
-        axes = left.subplots()
-        for run in runs:
-            _draw_series(axes, run, run.gradients, COSINE, runs)
-        axes.set_title("Cosine of dW over the steps")
-        axes.set_xlabel("step")
-        _plain(axes, MaxNLocator(5, integer=True))
-        left.subplots_adjust(left=0.12, right=0.95, top=1 - 0.4 / height, bottom=0.5 / height)
-        panels = right.subplots(1, len(runs), squeeze=False)[0]
-        layers = [by_place(latest(run.gradients), grid, COSINE) for run in runs]
-        norm = colour_range(layers, COSINE)
-        for i, (cell, run, values) in enumerate(zip(panels, runs, layers, strict=True)):
-            image = draw_panel(cell, values, grid, COSINE, norm, depths=i == 0)
-            cell.set_title(
-                _clipped(run.name, 44 // len(runs)) if len(runs) > 1 else "By layer, last measured step",
-                fontsize=10,
-            )
-        right.subplots_adjust(left=0.07, right=0.86, top=1 - 0.4 / height, bottom=0.62 / height, wspace=0.12)
-        draw_scale(right, image, panels)
-        return svg(figure, "cosine")
-
-
-def heat_svg(runs: Sequence[Run], metric: Metric) -> str:
-    """Return a number in each run's last measured step: a panel for each operand, depth by kind of layer."""
-    slots = _slots(runs)
-    prefix = f"heat-{metric.key}"
-    with styled(prefix):
-        grid = layer_grid(_names([line for run in runs for line in run.operands]))
-        one = rows_height(grid)
-        height = 0.75 + len(runs) * (one + 0.14) + (0.16 * (len(runs) - 1))
-        figure = Figure(figsize=(WIDTH, height))
-        panels = figure.subplots(len(runs), len(slots), squeeze=False)
-        tables = {
-            (run.name, slot): by_place(
-                [x for x in latest(run.operands) if (x["role"], x["operand"]) == slot], grid, metric
-            )
-            for run in runs
-            for slot in slots
-        }
-        norm = colour_range(list(tables.values()), metric)
-        for i, run in enumerate(runs):
-            for j, slot in enumerate(slots):
-                axes = panels[i][j]
-                image = draw_panel(axes, tables[run.name, slot], grid, metric, norm, depths=j == 0)
-                if i < len(runs) - 1:
-                    axes.set_xticklabels([])
-                if not i:
-                    axes.set_title(slot_title(*slot), fontsize=10)
-            if len(runs) > 1:
-                panels[i][0].set_ylabel(
-                    _clipped(run.name, round(14 * one)), fontsize=8, color=INK, labelpad=6
-                )
-        figure.subplots_adjust(
-            left=0.065, right=0.92, top=1 - 0.3 / height, bottom=0.45 / height, wspace=0.08, hspace=0.14
-        )
-        draw_scale(figure, image, panels.ravel())
         return svg(figure, prefix)
 
 
-def _draw_series(axes: Axes, run: Run, lines: Sequence[Line], metric: Metric, runs: Sequence[Run]) -> None:
+def _series(axes: Axes, run: Run, lines: Sequence[Line], metric: Metric, runs: Sequence[Run]) -> None:
     """Draw a number over the steps: each layer of a single run and their median, or the median of one of several."""
-    series: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    by_layer: dict[str, Points] = defaultdict(list)
     by_step: dict[float, list[float]] = defaultdict(list)
     for line in lines:
         value = value_of(line, metric)
         if value is not None:
-            series[line["layer"]].append((line["step"], value))
+            by_layer[line["layer"]].append((line["step"], value))
             by_step[line["step"]].append(value)
     middle = [(step, median(values)) for step, values in sorted(by_step.items())]
-    alone: Any = {"marker": "o", "ms": 3} if len(middle) == 1 else {}
-    if len(runs) > 1:
-        shade = run_colours(runs)[run.name]
-        axes.plot(*_xy(middle), lw=1.4, color=shade, zorder=3, **alone)
-        if len(middle) > 1:
-            low, high = ([float(np.quantile(by_step[x], q)) for x, _ in middle] for q in (0.1, 0.9))
-            axes.fill_between([x for x, _ in middle], low, high, color=shade, alpha=0.15, lw=0, zorder=1)
+    look: dict[str, Any] = {"marker": "o", "ms": 3} if len(middle) == 1 else {}
+    colour = run_colours(runs)[run.name]
+    if len(runs) == 1:
+        for points in by_layer.values():
+            plot(axes, points, lw=0.6, color=colour, alpha=0.5, **look)
+        plot(axes, middle, lw=1.6, color=INK, **look)
         return
-    grid = layer_grid(list(series))
-    depths = max(1, len(grid.depths) - 1)
-    for name, points in series.items():
-        depth = DEPTHS[round((len(DEPTHS) - 1) * grid.place[name][0] / depths)]
-        axes.plot(*_xy(points), lw=0.7, color=depth, alpha=0.75, zorder=2, **alone)
-    axes.plot(*_xy(middle), lw=1.6, color=INK, zorder=3, **alone)
+    plot(axes, middle, lw=1.4, color=colour, **look)
+    if len(middle) > 1:
+        low, high = ([float(np.quantile(by_step[x], q)) for x, _ in middle] for q in (0.1, 0.9))
+        axes.fill_between([x for x, _ in middle], low, high, color=colour, alpha=0.15, lw=0)
 
 
-def _slots(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Return the operands that any of the runs has measured."""
-    found = {(line["role"], line["operand"]) for run in runs for line in run.operands}
-    return [slot for slot in SLOTS if slot in found]
+def heat_svg(runs: Sequence[Run], metric: Metric) -> str:
+    """Return a number in each run's last measured step: a panel for each operand, depth by kind of layer."""
+    slots = _slots(runs, metric)
+    grid = layer_grid(list(dict.fromkeys(x["layer"] for run in runs for x in _lines(run, metric))))
+    height = min(4.2, max(0.9, 0.16 * len(grid.depths)))
+    values = {
+        (run.name, slot): _by_place(
+            [x for x in _latest(_lines(run, metric)) if _slot(x) == slot], grid, metric
+        )
+        for run in runs
+        for slot in slots
+    }
+    norm = _colour_range(list(values.values()), metric)
+    prefix = f"heat-{metric.key}"
+    with styled(prefix):
+        figure = Figure(figsize=(WIDTH, 0.75 + len(runs) * (height + 0.2)), layout="constrained")
+        panels = figure.subplots(len(runs), len(slots), squeeze=False, sharex=True, sharey=True)
+        step = max(1, math.ceil(len(grid.depths) / max(2, height / 0.15)))
+        for row, run in zip(panels, runs, strict=True):
+            for axes, slot in zip(row, slots, strict=True):
+                shown = np.ma.masked_invalid(values[run.name, slot])
+                image = axes.imshow(
+                    shown, cmap=metric.colours, norm=norm, aspect="auto", interpolation="nearest"
+                )
+                axes.set_xticks(range(len(grid.kinds)), grid.kinds, rotation=90 if len(grid.kinds) > 3 else 0)
+                axes.set_yticks(range(0, len(grid.depths), step), grid.depths[::step])
+                axes.tick_params(length=0, labelsize=SMALLEST)
+                axes.spines[:].set_visible(False)
+                if run is runs[0]:
+                    axes.set_title(slot_title(*slot), fontsize=10)
+            if len(runs) > 1:
+                row[0].set_ylabel(_clipped(run.name, round(14 * height)), fontsize=SMALLEST, color=INK)
+        bar = figure.colorbar(image, ax=panels, fraction=0.02, pad=0.01)
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(labelsize=SMALLEST, length=2)
+        return svg(figure, prefix)
 
 
-def _names(lines: Sequence[Line]) -> list[str]:
-    return list(dict.fromkeys(line["layer"] for line in lines))
+def _colour_range(tables: Sequence[NDArray[np.float64]], metric: Metric) -> Normalize:
+    """Return the range of the colours over all panels."""
+    found = np.concatenate([table[np.isfinite(table)] for table in tables])
+    low, high = (float(found.min()), float(found.max())) if found.size else (0.0, 1.0)
+    if metric.signed:
+        most = max(abs(low), abs(high)) or 1.0
+        return TwoSlopeNorm(0.0, -most, most)
+    low = 0.0 if metric.from_zero else low
+    return Normalize(low, high if high > low else low + 1.0)
 
 
-def _validation(run: Run, unit: float) -> list[tuple[float, float]]:
-    return [(x["tokens"] / unit, x["val_loss"]) for x in run.evaluations if _real(x["val_loss"])]
+@dataclass(frozen=True)
+class LayerGrid:
+    """Where each layer of a model stands: a row for each depth, a column for each kind, as in q_proj of block 7."""
+
+    depths: list[str]
+    """Labels of the rows."""
+    kinds: list[str]
+    """Labels of the columns."""
+    place: dict[str, tuple[int, int]]
+    """Row and column by the layer's name."""
 
 
-def _real(value: Any) -> bool:
-    return value is not None and math.isfinite(value)
+def layer_grid(names: Sequence[str]) -> LayerGrid:
+    """Return the grid of some layers: the first number in a name is its depth, the rest its kind."""
+    split = {name: _split(name) for name in names}
+    depths = sorted({depth for depth, _ in split.values()}, key=lambda depth: (depth < 0, depth))
+    kinds = list(dict.fromkeys(kind for _, kind in split.values()))
+    place = {name: (depths.index(depth), kinds.index(kind)) for name, (depth, kind) in split.items()}
+    return LayerGrid([str(depth) if depth >= 0 else "–" for depth in depths], _short(kinds), place)
 
 
-def _xy(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]
+def _split(name: str) -> tuple[int, str]:
+    """Return the first number in a dotted name, -1 without one, and the name without it."""
+    parts = name.split(".")
+    for i, part in enumerate(parts):
+        if part.isdecimal():
+            return int(part), ".".join(parts[:i] + parts[i + 1 :])
+    return -1, name
 
 
-def _plain(axes: Axes, locator: MaxNLocator) -> None:
-    """Draw a quiet grid behind the lines."""
-    axes.grid(axis="y")
-    axes.set_axisbelow(True)
-    axes.xaxis.set_major_locator(locator)
+def _short(kinds: Sequence[str]) -> list[str]:
+    """Return the last parts of dotted names, as many as tell them apart; without the suffix `_proj`."""
+    parts = [kind.split(".") for kind in kinds]
+    for length in range(1, max((len(each) for each in parts), default=1) + 1):
+        labels = [".".join(each[-length:]) for each in parts]
+        if len(set(labels)) == len(labels):
+            break
+    bare = [label.removesuffix("_proj") for label in labels]
+    return bare if len(set(bare)) == len(bare) else labels
+
+
+def _by_place(lines: Sequence[Line], grid: LayerGrid, metric: Metric) -> NDArray[np.float64]:
+    """Return a number of each layer at its place in the grid; NaN where there is none."""
+    values = np.full((len(grid.depths), len(grid.kinds)), np.nan)
+    for line in lines:
+        value = value_of(line, metric)
+        if value is not None:
+            values[grid.place[line["layer"]]] = value
+    return values
+
+
+def _lines(run: Run, metric: Metric) -> list[Line]:
+    return run.gradients if metric is COSINE else run.operands
+
+
+def _slot(line: Line) -> tuple[str, str]:
+    return line["role"], line["operand"]
+
+
+def _slots(runs: Sequence[Run], metric: Metric) -> list[tuple[str, str]]:
+    """Return the operands or gradients that any of the runs has measured."""
+    found = {_slot(line) for run in runs for line in _lines(run, metric)}
+    return [slot for slot in (*SLOTS, GRADIENT) if slot in found]
+
+
+def _latest(lines: Sequence[Line]) -> list[Line]:
+    """Return the lines of the last measured step."""
+    return [line for line in lines if line["step"] == lines[-1]["step"]]
+
+
+def _points(lines: Sequence[Line], x: str, y: str, unit: float = 1) -> Points:
+    """Return a number over another one, where it is finite."""
+    return [(line[x] / unit, line[y]) for line in lines if line.get(y) is not None and math.isfinite(line[y])]
 
 
 def _clipped(text: str, length: int) -> str:

@@ -11,11 +11,10 @@ from mxref.recipe import Recipe
 from mxref.recipe_plan import RecipePlan
 from mxref.roles import GemmRole
 from mxref.tomlio import to_table
-from mxref_training.report.runs.read import GRADIENT_NUMBERS, OPERAND_NUMBERS, SLOTS, Line, Run
-from mxref_training.report.table import Column, Table
+from mxref_training.report.probe.tables import SLOTS, slot_title
+from mxref_training.report.runs.read import GRADIENT_NUMBERS, OPERAND_NUMBERS, Line, Run
+from mxref_training.report.table import Column, Table, plain
 from mxref_training.treatment import describe
-
-TENSORS = {"x": "X", "w": "W", "dy": "dY", "dw": "dW"}
 
 
 def overview(runs: Sequence[Run]) -> Table:
@@ -26,14 +25,14 @@ def overview(runs: Sequence[Run]) -> Table:
         Column("backend", "Backend", left=True),
         Column("steps", "Steps"),
         Column("tokens", "Tokens"),
-        Column("train_loss", "Training<br>loss", ".4f"),
-        Column("val_loss", "Validation<br>loss", ".4f"),
-        Column("val_difference", "Difference<br>from first", "+.4f"),
+        Column("train_loss", "Training\nloss", ".4f"),
+        Column("val_loss", "Validation\nloss", ".4f"),
+        Column("val_difference", "Difference\nfrom first", "+.4f"),
         Column("best_val_loss", "Best", ".4f"),
         Column("tokens_per_second", "Tokens/s", ",.0f"),
-        Column("skipped", "Skipped<br>steps"),
-        Column("widened", "Widened<br>steps"),
-        Column("telemetry_steps", "Measured<br>steps"),
+        Column("skipped", "Skipped\nsteps"),
+        Column("widened", "Widened\nsteps"),
+        Column("telemetry_steps", "Measured\nsteps"),
     ]
     rows = []
     first = final_loss(runs[0])
@@ -145,8 +144,8 @@ def curves(runs: Sequence[Run]) -> list[Table]:
         "phase",
     )
     return [
-        _plain("validation", ("run", "step", "tokens", "val_loss", "val_perplexity"), evaluations),
-        _plain("training", ("run", *keys), steps),
+        plain("validation", ("run", "step", "tokens", "val_loss", "val_perplexity"), evaluations),
+        plain("training", ("run", *keys), steps),
     ]
 
 
@@ -161,12 +160,8 @@ def telemetry(runs: Sequence[Run]) -> list[Table]:
         rows = [
             (run, *(line[key] for key in (*head, *numbers))) for run, all_ in lines.items() for line in all_
         ]
-        found.append(_plain(name, ("run", *head, *numbers), rows))
+        found.append(plain(name, ("run", *head, *numbers), rows))
     return found
-
-
-def _plain(name: str, keys: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    return Table(name, [Column(key, key) for key in keys], rows)
 
 
 def summary(runs: Sequence[Run]) -> Table:
@@ -176,16 +171,16 @@ def summary(runs: Sequence[Run]) -> Table:
         Column("step", "Step"),
         Column("operand", "Operand", left=True),
         Column("format", "Format", left=True),
-        Column("snr_median", "SNR, dB<br>median", ".1f"),
+        Column("snr_median", "SNR, dB\nmedian", ".1f"),
         Column("snr_worst", "lowest", ".1f"),
         Column("snr_layer", "in", left=True),
-        Column("clipped_median", "Clipped, %<br>median", ".3f"),
+        Column("clipped_median", "Clipped, %\nmedian", ".3f"),
         Column("clipped_worst", "highest", ".3f"),
-        Column("zeroed_median", "Zeroed, %<br>median", ".2f"),
+        Column("zeroed_median", "Zeroed, %\nmedian", ".2f"),
         Column("zeroed_worst", "highest", ".2f"),
-        Column("bias_median", "Bias, %<br>median", "+.2f"),
+        Column("bias_median", "Bias, %\nmedian", "+.2f"),
         Column("bias_worst", "largest", "+.2f"),
-        Column("scale_min", "Scales<br>lowest", ".4g"),
+        Column("scale_min", "Scales\nlowest", ".4g"),
         Column("scale_max", "highest", ".4g"),
     ]
     rows = []
@@ -248,11 +243,6 @@ def alignment(runs: Sequence[Run], rows: int = 5) -> Table:
         worst = sorted(now, key=lambda x: x["cosine"])[:rows]
         found += [(run.name, step, x["layer"], x["cosine"], x["norm_ratio"]) for x in worst]
     return Table("alignment", columns, found)
-
-
-def slot_title(role: str, tensor: str) -> str:
-    """Return an operand as texts write it, as in `Wgrad dY`."""
-    return f"{role.capitalize()} {TENSORS[tensor]}"
 
 
 def settings(runs: Sequence[Run]) -> list[Table]:
