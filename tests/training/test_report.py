@@ -135,10 +135,7 @@ def test_the_answer_comes_first_then_the_table_then_the_plots(results: dict[str,
     assert kinds[:4] == ["text", "text", "text", "table"]
     text = ladder_page(results, probe).markdown()
     assert (
-        text.index("**H16 adds")
-        < text.index(noise_line(results))
-        < text.index("| stage |")
-        < text.index("## ")
+        text.index("**H16 adds") < text.index(noise_line(results)) < text.index("| arm |") < text.index("## ")
     )
     terminal = shown(results, 110)
     assert terminal.index(noise_line(results)) < terminal.index("underpowered")

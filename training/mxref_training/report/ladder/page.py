@@ -13,7 +13,6 @@ from mxref_training.report.ladder.tables import (
     caption,
     exploratory_table,
     last_tables,
-    narrow_table,
     recipes_table,
     results_table,
 )
@@ -42,7 +41,8 @@ Results = dict[str, Any]
 
 def screen(results: Results, width: int = WIDE) -> Screen:
     """Return the table for a terminal; below `WIDE` columns it leaves out tokens and the second gap."""
-    table = results_table(results) if width >= WIDE else narrow_table(results)
+    table = results_table(results)
+    table = table if width >= WIDE else table.without("tokens", "gap_high_precision")
     head = f"{results['title']}\n{noise_line(results)}"
     return table.screen(head, f"{target_line(results)}\n{reach_line(results)}\n{headline(results)}")
 

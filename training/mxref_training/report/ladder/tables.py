@@ -72,12 +72,12 @@ def _count(tokens: float | None) -> str:
 def results_table(results: Results) -> Table:
     """Return a row for each arm: what it needs to the target, and what it loses at equal tokens."""
     reference, second = (label_of(results, which) for which in ("reference", "high_precision"))
+    names, shade = short_names(results["arms"]), colours(results["arms"])
     columns = [
-        Column("stage", "stage", left=True, once=True),
         Column("arm", "arm", left=True),
-        Column("tokens", "tokens"),
         Column("overhead", "overhead"),
         Column("interval", "± 95 %"),
+        Column("tokens", "tokens"),
         Column("paper", "paper"),
         Column("gap_reference", f"Δ {reference}"),
         Column("gap_high_precision", f"Δ {second}"),
@@ -85,24 +85,19 @@ def results_table(results: Results) -> Table:
     ]
     found = [
         (
-            row.stage, row.label, row.tokens, row.overhead, row.interval.removeprefix("± "), row.paper,
-            row.gap_reference, row.gap_high_precision, Verdict(row.verdict, row.reason),
+            names[row.arm["name"]],
+            row.overhead,
+            row.interval.removeprefix("± "),
+            row.tokens,
+            row.paper,
+            row.gap_reference,
+            row.gap_high_precision,
+            Verdict(row.verdict, row.reason),
         )
         for row in rows(results)
-    ]  # fmt: skip
-    shade = colours(results["arms"])
-    table = Table("results", columns, found, [shade[arm["name"]] for arm in results["arms"]])
-    return table if second else table.without("gap_high_precision")
-
-
-def narrow_table(results: Results) -> Table:
-    """Return the results for a terminal of 80 columns: without tokens and the second gap."""
-    names = short_names(results["arms"])
-    table = results_table(results)
-    named = [
-        [*row[:1], names[arm["name"]], *row[2:]] for arm, row in zip(results["arms"], table.rows, strict=True)
     ]
-    return Table(table.name, table.columns, named).without("stage", "tokens", "gap_high_precision")
+    table = Table("results", columns, found, [shade[row.arm["name"]] for row in rows(results)])
+    return table if second else table.without("gap_high_precision")
 
 
 @dataclass(frozen=True)

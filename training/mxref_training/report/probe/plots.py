@@ -171,7 +171,7 @@ def _figure(
         marks = [Line2D([], [], ls="", ms=7, label=text, **look) for text, look in legend]
         if marks:
             figure.legend(
-                handles=marks, loc="outside upper right", ncols=2 if form.is_narrow else len(marks), fontsize=9,
+                handles=marks, loc="outside upper left", ncols=2 if form.is_narrow else len(marks), fontsize=9,
             )  # fmt: skip
         return svg(figure, name + form.suffix)
 
