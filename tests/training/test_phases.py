@@ -18,7 +18,7 @@ from mxref_training.config import find_recipe, load_config
 from mxref_training.errors import CheckpointError
 from mxref_training.forecast import memory
 from mxref_training.log import read_lines
-from mxref_training.report.runs.page import markdown
+from mxref_training.report.runs.page import runs_page
 from mxref_training.report.runs.read import read_runs
 from mxref_training.treatment import describe
 from training_setup import Saboteur, change, crash, lines, metrics, run, weights
@@ -83,7 +83,7 @@ def test_telemetry_measures_what_a_phase_quantizes_and_the_report_shows_the_phas
         for step in range(1, 7)
     }
     assert formats == {1: {"fp8"}, 2: {"fp8"}, 3: {"mxfp4", "fp8"}, 4: {"mxfp4", "fp8"}, 5: {"fp8"}, 6: set()}
-    report = markdown(read_runs([tmp_path]))
+    report = runs_page(read_runs([tmp_path])).markdown()
     assert "down_proj; FP8 until 30%; FP8 from step 5 to step 5; BF16 from step 6" in report
 
 
