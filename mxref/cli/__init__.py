@@ -47,6 +47,14 @@ _OWN = {
 }
 
 
+DOORS = {
+    "For kernel engineers": ("explain", "conform", "compare", "vectors", "backends", "warm-up"),
+    "For numerics researchers": ("recipes", "ablate", "probe"),
+    "For people who train": ("train", "report", "export"),
+}
+"""The commands by those who ask for them. All others, those of plugins too, follow as `Other commands`."""
+
+
 @contextlib.contextmanager
 def _printable_errors() -> Iterator[None]:
     """Escape control codes in usage errors, which quote the arguments."""
@@ -123,15 +131,20 @@ class LazyGroup(click.Group):
         ]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands with their first sentences, read from source files instead of imported."""
+        """List the commands by `DOORS` with their first sentences, read from source files instead of imported."""
         points = self.points()
-        limit = formatter.width - 6 - max(map(len, points))
-        rows = [
-            (name, textwrap.shorten(summary(point), limit, placeholder="..."))
-            for name, point in points.items()
-        ]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+        widest = max(map(len, points))
+        limit = formatter.width - 6 - widest
+        named = {name for names in DOORS.values() for name in names}
+        for title, names in (DOORS | {"Other commands": tuple(sorted(points.keys() - named))}).items():
+            rows = [
+                (f"{name:{widest}}", textwrap.shorten(summary(points[name]), limit, placeholder="..."))
+                for name in names
+                if name in points
+            ]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run the command line; print a one-line error and exit with code 2 if a file cannot be read or written."""

@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from mxref.cli import main
+from mxref.cli import DOORS, main
 
 NARROWEST = 60
 
@@ -74,6 +74,14 @@ def test_the_list_of_commands_fits_every_width():
         assert width < 80 or not any(line.endswith("...") for line in lines[1:])
         for name in main.list_commands(None):
             assert sum(line.startswith(f"  {name} ") for line in lines) == 1
+
+
+def test_the_commands_are_listed_by_who_asks_for_them_and_none_is_left_out():
+    sections = re.findall(r"^(For [\w ]+|Other commands):\n((?:  .+\n)+)", help_of(()), re.MULTILINE)
+    listed = {title: re.findall(r"^  ([\w-]+)", body, re.MULTILINE) for title, body in sections}
+    assert list(listed) == [*DOORS, "Other commands"]
+    assert listed["For people who train"] == ["train", "report", "export"]
+    assert sorted(sum(listed.values(), [])) == sorted(main.list_commands(None))
 
 
 @pytest.mark.parametrize("command", [("explain", "1", "-2"), ("recipes",), ("recipes", "mxfp5")])
