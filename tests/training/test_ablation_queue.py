@@ -188,10 +188,8 @@ def test_a_corpus_reaches_another_process_by_its_files(corpus: Any) -> None:
     assert got.report == corpus.report
     assert (got.train.ids == corpus.train.ids).all()
     assert got.tokenizer.vocab_size == corpus.tokenizer.vocab_size
-    with pytest.raises(
-        DataError, match=r"tokens\.npy are damaged .it has [\d,]+ tokens, not 7.: give the same command"
-    ):
-        handed_over.from_table({**sent, "train": {**sent["train"], "length": 7}})
+    with pytest.raises(DataError, match=r"tokens\.bin is gone: give the same command again"):
+        handed_over.from_table({**sent, "train": {**sent["train"], "path": "/nowhere/tokens.bin"}})
     with pytest.raises(DataError, match="not in a file"):
         handed_over.to_table(CORPUS)
 

@@ -43,10 +43,10 @@ LADDER = build(
 
 def on_disk(folder: Path, name: str, tokens: Tokens) -> dict[str, Any]:
     """Tokens as another process reads them."""
-    path = folder / f"{name}.npy"
-    np.save(path, tokens.ids)
+    path = folder / f"{name}.bin"
+    tokens.ids.tofile(path)
     facts = {"documents": 1, "utf8_bytes": len(tokens), "sha256": tokens.sha256}
-    return {"path": str(path), "length": len(tokens), **facts}
+    return {"path": str(path), "dtype": tokens.ids.dtype.str, **facts}
 
 
 def ladder(out: Path, extra: Extra = NOTHING) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def test_text_is_divided_by_its_source(tmp_path: Path, monkeypatch: pytest.Monke
         ids = np.array([ord(c) % VOCAB for text in documents for c in text], np.uint16)
         name = documents.name
         saved = on_disk(tmp_path, name, Tokens(ids, 1, len(ids), hashlib.sha256(ids.tobytes()).hexdigest()))
-        made[name] = Tokens(np.load(saved["path"], mmap_mode="r"), 1, len(ids), saved["sha256"])
+        made[name] = Tokens(np.memmap(saved["path"], np.uint16, "r"), 1, len(ids), saved["sha256"])
         return made[name]
 
     monkeypatch.setattr(last_checkpoint, "tokenize", tokenized)
@@ -136,7 +136,7 @@ def test_text_is_divided_by_its_source(tmp_path: Path, monkeypatch: pytest.Monke
         return prepare([str(file)], recipes, CONFIG, CORPUS, get_backend("reference"))
 
     found = asked(("a" * 30, "news"), ("b" * 40, None), ("c" * 10, "news"), ("d" * 50, 7), recipes=("fp8",))
-    assert {name: side["length"] for name, side in found.texts.items()} == {"news": 40, "other": 90}
+    assert {name: side["utf8_bytes"] for name, side in found.texts.items()} == {"news": 40, "other": 90}
     assert bytes(made["news"].ids) == bytes(np.array([33] * 30 + [35] * 10, np.uint16))
     assert list(found.recipes) == ["fp8"]
 

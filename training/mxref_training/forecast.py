@@ -15,7 +15,7 @@ from mxref.roles import GemmRole
 from mxref_torch.layer.operands import KINDS
 from mxref_training import limits
 from mxref_training.config import Compile, Recompute, TrainConfig
-from mxref_training.data.described import described
+from mxref_training.data.preview import described
 from mxref_training.model import llama
 from mxref_training.optim import learning_rate
 from mxref_training.parallel import ONE, Axes

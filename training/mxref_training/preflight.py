@@ -15,7 +15,7 @@ from mxref.recipe import OperandSpec, Recipe
 from mxref.roles import OPERANDS, GemmRole
 from mxref.steps.rounding import Rounding
 from mxref_training.config import TrainConfig
-from mxref_training.data.readable import require_readable
+from mxref_training.data.preview import require_readable
 from mxref_training.device import choose_device, memory_limit
 from mxref_training.distributed import sharded
 from mxref_training.distributed.ranks import SOLE, Ranks

@@ -15,7 +15,7 @@ import megatron_oracle as oracle
 from mxref_training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 from mxref_training.data import handed_over
 from mxref_training.data.corpus import TokenCorpus, prepare_corpus
-from mxref_training.data.megatron import IndexedTokens, facts, write_indexed
+from mxref_training.data.megatron import IndexedTokens, token_files, write_indexed
 from mxref_training.dimensions import ModelConfig
 from mxref_training.errors import CheckpointError, ConfigError, DataError
 
@@ -109,8 +109,8 @@ def test_a_file_is_read_in_full_once_for_all_hosts_that_mount_it(
 ) -> None:
     """The number of the device is another one on each host, and after each boot."""
     read: list[Path] = []
-    read_all, stat = facts._read, Path.stat
-    monkeypatch.setattr(facts, "_read", lambda file: read.append(file.prefix) or read_all(file))
+    read_all, stat = token_files._read, Path.stat
+    monkeypatch.setattr(token_files, "_read", lambda file: read.append(file.prefix) or read_all(file))
     prepare(folder)
     assert len(read) == 2
 

@@ -104,7 +104,7 @@ def change_index(place: int, form: str, value: object) -> object:
             "is cut short: expected at least 34 bytes, found 33",
         ),
         (lambda data: data.__delitem__(slice(-1, None)), "is cut short: expected 122 bytes, found 121"),
-        (lambda data: data.clear(), "data.idx is empty"),
+        (lambda data: data.clear(), "data.idx is cut short: expected at least 34 bytes, found 0"),
     ],
 )
 def test_a_damaged_index_is_refused(tmp_path: Path, change, message: str) -> None:

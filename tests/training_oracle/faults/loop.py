@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from mxref_training import build, evaluate, steps
 from mxref_training.data import corpus, loader
-from mxref_training.data.loader import Loader
+from mxref_training.data.batches import Loader
 from mxref_training.model.llama import Llama
 
 Patch = pytest.MonkeyPatch

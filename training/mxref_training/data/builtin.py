@@ -1,122 +1,187 @@
-"""The built-in corpus: English documentation of the installed Python and its packages.
+"""The built-in text: English documentation of the installed Python, NumPy, PyTorch, and what comes with them.
 
 It lets every command run on a machine without data and without a network. The text is read from source files,
-which are parsed and never imported; none of it is part of this project. The corpus depends on the installed versions,
-so the report names them and the SHA-256 of both sides. Compare runs on this corpus only on one machine.
+which are parsed and never imported; none of it is part of this project. It depends on the installed versions, which
+its note names. Compare runs on this text only on one machine.
 """
 
 from __future__ import annotations
 
-import contextlib
+import ast
 import gc
+import hashlib
+import importlib.metadata
 import json
+import platform
+import re
+import sysconfig
+import warnings
+import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
-from mxref_training.data import dedup, installed, prose
-from mxref_training.data.cache import cache_key, cached
-from mxref_training.data.documents import TextHash, digest
-from mxref_training.data.installed import Installed, find_sources, texts_of
+from mxref_training.data import prose
+from mxref_training.data.cache import Facts, cached
 from mxref_training.data.progress import progress
 from mxref_training.errors import DataError
 from mxref_training.wording import counted
 
-# The packages that the project pins, then their dependencies. Order matters: of two copies of a paragraph, the first
-# is kept.
+# What an installation with training brings. Of two copies of a paragraph, the first is kept.
 DISTRIBUTIONS = (
-    *(
-        "numpy",
-        "ml_dtypes",
-        "safetensors",
-        "tomli-w",
-        "click",
-        "rich",
-        "numba",
-        "llvmlite",
-        "triton",
-        "torch",
-    ),
-    *("tokenizers", "zstandard", "matplotlib", "jinja2", "sphinx", "furo", "pytest", "hypothesis", "mypy"),
-    *(
-        "sympy",
-        "mpmath",
-        "networkx",
-        "docutils",
-        "pygments",
-        "babel",
-        "beautifulsoup4",
-        "pillow",
-        "fonttools",
-    ),
-    *(
-        "pyparsing",
-        "python-dateutil",
-        "contourpy",
-        "huggingface_hub",
-        "fsspec",
-        "filelock",
-        "anyio",
-        "urllib3",
-    ),
-    *("requests", "packaging", "pathspec", "pluggy", "sortedcontainers", "setuptools", "scipy", "pandas"),
+    *("numpy", "torch", "sympy", "networkx", "mpmath", "jinja2"),
+    *("matplotlib", "fonttools", "pillow", "huggingface_hub", "numba", "scipy", "click", "rich"),
 )
 
 MAX_DOCUMENT = 6_000  # characters; the text of a longer file becomes several documents
 MIN_DOCUMENT = 240  # characters
 VALIDATION_SHARE = 0.05  # of source files
+SHINGLE = 5  # words
+MAX_SEEN = 0.5  # share of known shingles above which a paragraph counts as a copy
 
-
-@dataclass(frozen=True)
-class SideReport:
-    """Counts of one side of the split; `sha256` is computed by `documents.TextHash`."""
-
-    documents: int
-    characters: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class BuiltinReport:
-    """The sources of the built-in corpus, and counts of what was kept and removed.
-
-    Attributes:
-        train: training side.
-        val: validation side.
-        sources: characters kept, by source.
-        versions: version of every source.
-        absent: distributions that are not installed here and therefore missing.
-        unreadable: source files that were skipped because they could not be read or parsed.
-        exact: repeated paragraphs removed.
-        near: nearly repeated paragraphs removed, including paragraphs of validation that training quotes.
-    """
-
-    train: SideReport
-    val: SideReport
-    sources: dict[str, int]
-    versions: dict[str, str]
-    absent: tuple[str, ...]
-    unreadable: int
-    exact: int
-    near: int
-
-    def __str__(self) -> str:
-        text = (
-            f"built-in corpus: {self.train.documents:,} + {self.val.documents:,} documents, "
-            f"{self.train.characters / 1e6:.2f} + {self.val.characters / 1e6:.2f} M characters from "
-            f"{counted(len(self.versions), 'source')}, {counted(self.exact + self.near, 'repeated paragraph')} removed"
-        )
-        return text + (f", not installed: {', '.join(self.absent)}" if self.absent else "")
+_SKIPPED = re.compile(
+    r"(^|/)(tests?|testing|_?vendor(ed)?|idlelib|lib2to3|turtledemo|(site|dist)-packages)/|test_"
+)
+_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
 class Builtin:
-    """The built-in corpus on disk: two JSONL files and the report."""
+    """The built-in text: a JSONL file with the fields `text` and `source` for each side, and a note on both."""
 
     train: Path
     val: Path
-    report: BuiltinReport
+    note: str
+
+
+def builtin_corpus(distributions: Sequence[str] = DISTRIBUTIONS, pattern: str = "**/*.py") -> Builtin:
+    """Return the built-in text, made on the first call and kept in the cache.
+
+    Args:
+        distributions: names of distributions to read, as far as they are installed.
+        pattern: glob of the files of the standard library to read.
+
+    Returns:
+        Paths and note. No paragraph of validation has more than half of its word 5-grams in training.
+
+    Raises:
+        DataError: the sources hold too little text, or the cache is damaged or cannot be written.
+    """
+    library = Path(sysconfig.get_path("stdlib"))
+    sources = [(f"Python {platform.python_version()}", library, sorted(library.glob(pattern)))]
+    for name in distributions:
+        try:
+            found = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        files = sorted(Path(str(found.locate_file(file))) for file in found.files or ())
+        sources.append((f"{name} {found.version}", Path(str(found.locate_file(""))), files))
+    inputs = {
+        "pattern": pattern,
+        "sources": [[name, str(root)] for name, root, _ in sources],
+        "code": [Path(module).read_text(encoding="utf-8") for module in (__file__, prose.__file__)],
+    }
+    folder, facts = cached("builtin", inputs, lambda partial: _build(partial, sources))
+    return Builtin(folder / "train.jsonl", folder / "val.jsonl", facts["note"])
+
+
+def _build(folder: Path, sources: Sequence[tuple[str, Path, list[Path]]]) -> Facts:
+    files = [
+        (name, path)
+        for name, root, paths in sources
+        for path in paths
+        if path.suffix == ".py" and not _SKIPPED.search(path.relative_to(root).as_posix())
+    ]
+    # Validation comes last, and so none of its paragraphs is a copy of one of training.
+    files.sort(key=_is_held_out)
+    known: set[int] = set()
+    counts = {"train": [0, 0], "val": [0, 0]}
+    with (folder / "train.jsonl").open("w") as train, (folder / "val.jsonl").open("w") as val:
+        for name, path in progress(files, "reading installed documentation"):
+            held_out = _is_held_out((name, path))
+            paragraphs = [
+                p for text in _docstrings(path) for p in prose.paragraphs(text) if _is_new(p, known)
+            ]
+            for text in _documents(paragraphs):
+                (val if held_out else train).write(
+                    json.dumps({"text": text, "source": name.split()[0]}) + "\n"
+                )
+                count = counts["val" if held_out else "train"]
+                count[0] += 1
+                count[1] += len(text)
+    (n, size), (val_n, val_size) = counts.values()
+    if not n or not val_n:
+        raise DataError(
+            f"{counted(len(files), 'installed source file')} gave too few documents for a corpus, {n} for training and "
+            f"{val_n} for validation: pass a JSONL file with a text field instead"
+        )
+    names = ", ".join(name for name, _, _ in sources)
+    return {
+        "note": f"built-in text: {n:,} + {val_n:,} documents, {size / 1e6:.2f} + {val_size / 1e6:.2f} M characters of "
+        f"documentation from {names}"
+    }
+
+
+def _is_held_out(file: tuple[str, Path]) -> bool:
+    """Return whether a file is for validation: a random choice by its name, the same for every folder and version."""
+    name = f"{file[0].split()[0]} {'/'.join(file[1].parts[-3:])}"
+    return hashlib.sha256(name.encode()).digest()[0] < VALIDATION_SHARE * 256
+
+
+def _docstrings(path: Path) -> Iterator[str]:
+    """Yield the docstrings of a source file that can be parsed, in their order.
+
+    Strings that a call or an assignment gives to a name with "doc" are docstrings too: this is how NumPy and PyTorch
+    document compiled functions. The topics of `help()` are those of pydoc_data/topics.py.
+    """
+    source = path.read_bytes()
+    if len(source) > 2_000_000:  # a generated table
+        return
+    gc.disable()  # a syntax tree has no cycles, and looking for some takes half of the time
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about invalid escapes in these sources
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):  # for another version of Python
+        return
+    finally:
+        gc.enable()
+    for node in _statements(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if text := ast.get_docstring(node, clean=False):
+                yield text
+        elif isinstance(node, ast.Expr | ast.Assign) and isinstance(
+            node.value, ast.Call | ast.Dict | ast.Constant
+        ):
+            target = (
+                node.value.func
+                if isinstance(node.value, ast.Call)
+                else getattr(node, "targets", [node.value])[0]
+            )
+            if "doc" in ast.unparse(target).lower() or path.name == "topics.py":
+                strings = (part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant))
+                yield from (text for text in strings if isinstance(text, str) and " " in text)
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    for part in getattr(node, "body", ()) if not isinstance(node, ast.Expr) else ():
+        yield from _statements(part)
+
+
+def _is_new(paragraph: str, known: set[int]) -> bool:
+    """Return whether at most half of a paragraph's word 5-grams are known, and remember them if so.
+
+    The test is containment in all earlier text. It is stricter than MinHash's resemblance of pairs (Broder 1997): a
+    text composed of parts of several earlier ones is a copy too.
+    """
+    words = _WORD.findall(paragraph.lower())
+    runs = [words[i : i + SHINGLE] for i in range(max(1, len(words) - SHINGLE + 1))]
+    codes = [zlib.crc32(" ".join(run).encode()) for run in runs]
+    if sum(code in known for code in codes) > MAX_SEEN * len(codes):
+        return False
+    known.update(codes)
+    return True
 
 
 def _documents(paragraphs: list[str]) -> Iterator[str]:
@@ -129,143 +194,3 @@ def _documents(paragraphs: list[str]) -> Iterator[str]:
         text = f"{text}\n{paragraph}" if text else paragraph
     if len(text) >= MIN_DOCUMENT:
         yield text
-
-
-def _jsonl(path: Path) -> IO[str]:
-    return path.open("w", encoding="utf-8", newline="\n")
-
-
-class _Writer:
-    """One side of the split, written to a JSONL file and counted."""
-
-    def __init__(self, file: IO[str]) -> None:
-        self._file = file
-        self._hash = TextHash()
-        self._documents = self._characters = 0
-
-    def add(self, text: str, source: str) -> None:
-        self._file.write(json.dumps({"text": text, "source": source}, ensure_ascii=False) + "\n")
-        self._hash.add(text)
-        self._documents += 1
-        self._characters += len(text)
-
-    def side(self) -> SideReport:
-        """Return the counts so far."""
-        return SideReport(self._documents, self._characters, self._hash.hexdigest())
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Pause the cycle collector: syntax trees hold no cycles, and walking them costs a third of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@dataclass(frozen=True)
-class _File:
-    """The prose of one source file. A file goes to one side as a whole."""
-
-    source: str
-    paragraphs: list[str]
-    code: int
-
-
-def _collect(sources: list[Installed], seen: dedup.Deduplicator) -> tuple[list[_File], int]:
-    """Return the source files that hold prose, and the number of those that could not be read."""
-    collected, unreadable = [], 0
-    files = [(source, name) for source in sources for name in source.files]
-    for source, name in progress(files, "reading installed documentation"):
-        texts = texts_of(source.root / name)
-        if texts is None:
-            unreadable += 1
-            continue
-        paragraphs = [p for text in texts for p in prose.paragraphs(text) if seen.admit(p)]
-        if sum(map(len, paragraphs)) >= MIN_DOCUMENT:
-            collected.append(_File(source.name, paragraphs, digest("\n".join(paragraphs))))
-    return collected, unreadable
-
-
-def _is_known(paragraph: str, known: set[int]) -> bool:
-    return dedup.overlap(dedup.shingles(dedup.normalised_words(paragraph)), known) > dedup.MAX_SEEN
-
-
-def _build(folder: Path, sources: list[Installed], absent: tuple[str, ...]) -> None:
-    seen = dedup.Deduplicator()
-    with _no_garbage_collection():
-        files, unreadable = _collect(sources, seen)
-    # The smallest hashes are a random choice of an exact size.
-    held_out = set(sorted(file.code for file in files)[: max(1, round(VALIDATION_SHARE * len(files)))])
-    known = {
-        code
-        for file in files
-        if file.code not in held_out
-        for paragraph in file.paragraphs
-        for code in dedup.shingles(dedup.normalised_words(paragraph))
-    }
-    kept = {source.name: 0 for source in sources}
-    leaked = 0
-    with _jsonl(folder / "train.jsonl") as train_file, _jsonl(folder / "val.jsonl") as val_file:
-        train, val = _Writer(train_file), _Writer(val_file)
-        for file in files:
-            side, paragraphs = train, file.paragraphs
-            if file.code in held_out:
-                # A validation paragraph that a longer training paragraph quotes is new to the test, but training reads
-                # its text.
-                side, paragraphs = val, [p for p in file.paragraphs if not _is_known(p, known)]
-                leaked += len(file.paragraphs) - len(paragraphs)
-            for document in _documents(paragraphs):
-                side.add(document, file.source)
-                kept[file.source] += len(document)
-    report = BuiltinReport(
-        train=train.side(),
-        val=val.side(),
-        sources=kept,
-        versions={source.name: source.version for source in sources},
-        absent=absent,
-        unreadable=unreadable,
-        exact=seen.exact,
-        near=seen.near + leaked,
-    )
-    if not report.train.documents or not report.val.documents:
-        raise DataError(
-            f"{counted(len(files), 'installed source file')} with documentation gave too few documents for a corpus, "
-            f"{report.train.documents} for training and {report.val.documents} for validation: "
-            "pass a JSONL file with a text field instead"
-        )
-    (folder / "report.json").write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
-
-
-def builtin_corpus(distributions: Sequence[str] = DISTRIBUTIONS, pattern: str = "**/*.py") -> Builtin:
-    """Return the built-in corpus, made on the first call and kept in the cache.
-
-    Args:
-        distributions: names of installed distributions to read; absent ones are named in the report.
-        pattern: glob of the files of the standard library to read.
-
-    Returns:
-        Paths of two JSONL files with `text` and `source` fields, and the report. No paragraph of validation has
-        more than half of its word 5-grams in training.
-
-    Raises:
-        DataError: the sources hold too little text, or the cache is damaged or cannot be written.
-    """
-    sources, absent = find_sources(distributions, pattern)
-    code = [
-        Path(module).read_text(encoding="utf-8")
-        for module in (__file__, installed.__file__, prose.__file__, dedup.__file__)
-    ]
-    versions = [f"{source.name} {source.version} {source.root}" for source in sources]
-    key = cache_key(pattern, *versions, "", *absent, "", *code)
-    folder = cached("builtin", key, lambda partial: _build(partial, sources, absent))
-    try:
-        fields = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-        train, val = SideReport(**fields.pop("train")), SideReport(**fields.pop("val"))
-        report = BuiltinReport(train, val, absent=tuple(fields.pop("absent")), **fields)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"the cached corpus in {folder} is damaged: delete this folder") from error
-    return Builtin(folder / "train.jsonl", folder / "val.jsonl", report)

@@ -1,24 +1,30 @@
 """Derived data on disk, under `$XDG_CACHE_HOME/mxref` or `~/.cache/mxref`: built once, complete or absent.
 
-An entry is used only if no other user can change it and every file has the SHA-256 that was recorded. A damaged entry
-is refused and not rebuilt: the user should learn of a faulty disk, and another process may be reading the entry.
+An entry is named by a hash of everything that decides its content. Its record holds these inputs, the SHA-256 of every
+file, and some facts. An entry is used only if all of them are as they were recorded and no other user can change it. A
+damaged entry is refused and not rebuilt: the user should learn of a faulty disk, and another process may be reading it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 from mxref.trust import why_untrusted
-from mxref_training.data.seal import broken_seal, seal
-from mxref_training.durable import explained, locked, make_folder, publish, temporary
+from mxref_training.durable import explained, file_sha256, locked, make_folder, publish, temporary
 from mxref_training.errors import DataError
 
-_LAYOUT = "2"  # version of an entry: with a seal, named by hashes that include the length of every document
+RECORD = "entry.json"
+_LAYOUT = 3  # of an entry: with a record
+
+Facts = dict[str, Any]
+"""What the maker of an entry tells about it, as JSON values."""
 
 
 def cache_root() -> Path:
@@ -38,42 +44,53 @@ def cache_root() -> Path:
         ) from error
 
 
-def cache_key(*parts: str) -> str:
-    """Return 32 hexadecimal digits that name the given parts; no two lists of parts share a name."""
-    joined = "".join(f"{len(part)}:{part}" for part in (_LAYOUT, *parts))
-    return hashlib.sha256(joined.encode()).hexdigest()[:32]
+def cached(kind: str, inputs: Mapping[str, Any], build: Callable[[Path], Facts]) -> tuple[Path, Facts]:
+    """Return an entry of the cache and its facts; `build` makes it if it does not exist.
 
-
-def cached(kind: str, key: str, build: Callable[[Path], None]) -> Path:
-    """Return the folder `kind/key` of the cache; `build` fills it if it does not exist.
-
-    The folder appears by one rename after `build` has returned and its files have reached the disk, so an interrupted
-    build leaves no incomplete entry. If two processes want the same entry, one builds it and the other waits.
+    The folder appears by one rename after its files have reached the disk, so an interrupted build leaves no incomplete
+    entry. If two processes want the same entry, one builds it and the other waits.
 
     Args:
         kind: name of the kind of data, a folder.
-        key: name of this entry, from `cache_key`.
-        build: writes the entry's files into the empty folder that it is given.
-
-    Returns:
-        The finished folder.
+        inputs: everything that decides the content, as JSON values.
+        build: writes the entry's files into the empty folder that it is given, and returns facts about them.
 
     Raises:
         DataError: the cache cannot be written, other users can change it, or the entry is damaged.
     """
+    wanted = json.loads(json.dumps({"layout": _LAYOUT, **inputs}))  # as it is read back
     parent = cache_root() / kind
-    final = parent / key
-    if not os.path.isdir(final):
-        _fill(parent, final, build)
-    _check_trust(final)
-    if damage := broken_seal(final):
+    final = parent / _digest(wanted)[:32]
+    if not final.is_dir():
+        _fill(parent, final, wanted, build)
+    _require_trust(final)
+    try:
+        return final, _checked(final, wanted)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
-            f"the cache folder {final} is damaged ({damage}): delete this folder, and the same command fills it again"
-        )
-    return final
+            f"the cache folder {final} is damaged ({error}): delete this folder, and the same command fills it again"
+        ) from error
 
 
-def _check_trust(folder: Path) -> None:
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _checked(folder: Path, wanted: Mapping[str, Any]) -> Facts:
+    """Return the facts of an entry; ValueError or what reading raises if it is not as it was recorded."""
+    record = json.loads((folder / RECORD).read_bytes())
+    if record.pop("sha256") != _digest(record):
+        raise ValueError(f"{RECORD} is not as it was written")
+    if record["inputs"] != wanted:
+        raise ValueError("it was made of other inputs and stands under a wrong name")
+    for name, expected in record["files"].items():
+        if file_sha256(folder / name) != expected:
+            raise ValueError(f"{name} is not as it was written")
+    facts: Facts = record["facts"]
+    return facts
+
+
+def _require_trust(folder: Path) -> None:
     try:
         reason = why_untrusted(folder)
     except OSError as error:
@@ -85,10 +102,10 @@ def _check_trust(folder: Path) -> None:
         )
 
 
-def _fill(parent: Path, final: Path, build: Callable[[Path], None]) -> None:
+def _fill(parent: Path, final: Path, inputs: Mapping[str, Any], build: Callable[[Path], Facts]) -> None:
     with explained(DataError, f"write the cache folder {parent}", "set XDG_CACHE_HOME to a writable folder"):
         make_folder(parent)
-    _check_trust(parent)
+    _require_trust(parent)
     partial = temporary(final)
     with (
         explained(DataError, f"fill the cache folder {parent}", "free some space, or set XDG_CACHE_HOME"),
@@ -99,8 +116,13 @@ def _fill(parent: Path, final: Path, build: Callable[[Path], None]) -> None:
         _sweep(parent, final)
         partial.mkdir()
         try:
-            build(partial)
-            seal(partial)
+            facts = build(partial)
+            files = {
+                path.name: file_sha256(path) for path in sorted(partial.iterdir()) if path.name != RECORD
+            }
+            record = {"inputs": inputs, "facts": facts, "files": files}
+            text = json.dumps({**record, "sha256": _digest(record)}, indent=1)
+            (partial / RECORD).write_text(text + "\n", encoding="utf-8")
             publish(partial, final)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)

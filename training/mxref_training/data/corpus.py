@@ -8,20 +8,12 @@ from itertools import islice
 from pathlib import Path
 
 from mxref_training.config import DataConfig, RunConfig, TrainConfig
-from mxref_training.data import (
-    Documents,
-    Loader,
-    Tokenizer,
-    Tokens,
-    load_tokenizer,
-    open_corpus,
-    tokenize,
-    train_tokenizer,
-)
-from mxref_training.data.documents import survey
+from mxref_training.data.batches import Loader, SampleLoader
+from mxref_training.data.documents import Documents, survey
 from mxref_training.data.megatron import IndexedTokens, indexed_parts, open_tokens, require_apart
-from mxref_training.data.samples import SampleLoader
-from mxref_training.data.token_ids import TokenIds
+from mxref_training.data.split import open_corpus
+from mxref_training.data.tokenizer import TokenIds, Tokenizer, load_tokenizer, train_tokenizer
+from mxref_training.data.tokens import Tokens, tokenize
 from mxref_training.errors import ConfigError, DataError
 from mxref_training.wording import counted
 
@@ -94,7 +86,7 @@ def _from_text(config: TrainConfig) -> TokenCorpus:
     options = {"stream_documents": data.max_documents} if data.max_documents else {}
     corpus = open_corpus(data.train, data.val, max_line=data.max_line_mib << 20, **options)
     train = _first(corpus.train_docs, data.max_documents)
-    report = str(corpus.report)
+    report = str(corpus)
     if train is not corpus.train_docs:
         report += (
             f"; trains on the first {counted(len(train), 'document')} of these, as data.max_documents says"

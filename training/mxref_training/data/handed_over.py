@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.data.megatron import IndexedTokens, open_tokens
-from mxref_training.data.token_ids import TokenIds
-from mxref_training.data.tokenizer import Tokenizer
-from mxref_training.data.tokens import Tokens
+from mxref_training.data.tokenizer import TokenIds, Tokenizer
+from mxref_training.data.tokens import Tokens, map_tokens
 from mxref_training.errors import DataError
 
 
@@ -23,7 +20,7 @@ def to_table(corpus: TokenCorpus) -> dict[str, Any]:
 
 
 def from_table(table: dict[str, Any]) -> TokenCorpus:
-    """Return the corpus that `to_table` described; DataError if an array is no longer what it was.
+    """Return the corpus that `to_table` described.
 
     The arrays are not hashed again: the process that wrote the table has done so.
     """
@@ -42,21 +39,18 @@ def side_to_table(tokens: Tokens | IndexedTokens) -> dict[str, Any]:
         raise DataError(
             "these tokens are not in a file, so no other process can read them: prepare_corpus writes one"
         )
+    where = {"path": str(path), "dtype": tokens.ids.dtype.str}
     facts = {"documents": tokens.documents, "utf8_bytes": tokens.utf8_bytes, "sha256": tokens.sha256}
-    return {"path": str(path), "length": len(tokens), **facts}
+    return {**where, **facts}
 
 
 def side_from_table(side: dict[str, Any]) -> Tokens | IndexedTokens:
-    """Return the tokens that `side_to_table` described; DataError if the array is no longer what it was."""
+    """Return the tokens that `side_to_table` described; DataError if their file is gone."""
     if "indexed" in side:
         return open_tokens([(weight, Path(prefix)) for weight, prefix in side["indexed"]])
     path = Path(side["path"])
     try:
-        ids = np.load(path, mmap_mode="r", allow_pickle=False)
-        if len(ids) != side["length"]:
-            raise ValueError(f"it has {len(ids):,} tokens, not {side['length']:,}")
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"the cached tokens in {path} are damaged ({error}): give the same command again"
-        ) from error
+        ids = map_tokens(path, side["dtype"])
+    except FileNotFoundError as error:  # the user deleted the cache meanwhile
+        raise DataError(f"{path} is gone: give the same command again") from error
     return Tokens(ids, side["documents"], side["utf8_bytes"], side["sha256"])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mxref_training.data.cache import cache_key, cached
+from mxref_training.data.cache import Facts, cached
 from mxref_training.data.progress import progress
 from mxref_training.errors import DataError
 from mxref_training.wording import counted
@@ -83,34 +83,32 @@ def fetched(stream: DatasetStream, split: str, documents: int, notes: list[str])
         DataError: the package is missing, the data set cannot be reached, or a row has no string `text`.
     """
 
-    def build(folder: Path) -> None:
+    def build(folder: Path) -> Facts:
         count = 0
         with gzip.open(folder / "documents.jsonl.gz", "wt", encoding="utf-8", compresslevel=4) as file:
             for text in progress(_texts(stream, split, documents), f"fetching {stream} {split}", documents):
                 file.write(json.dumps({"text": text}, ensure_ascii=True) + "\n")
                 count += 1
-        (folder / "count.json").write_text(f"{count}\n", encoding="utf-8")
+        return {"documents": count}
 
-    if documents < 1:
-        raise DataError(f"a budget of {documents} documents of {stream} is too small: ask for at least 1")
-    key = cache_key(stream.name, stream.config or "", split, str(documents), _local_state(stream.name))
-    folder = cached("streams", key, build)
-    try:
-        count = int(json.loads((folder / "count.json").read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
-        raise DataError(
-            f"the cached documents in {folder} are damaged ({error}): delete this folder"
-        ) from error
-    if count < documents:
-        notes.append(f"{stream} {split} has only {counted(count, 'document')} of {documents:,}")
+    inputs = {
+        "name": stream.name,
+        "config": stream.config,
+        "split": split,
+        "documents": documents,
+        "folder": _local_state(stream.name),
+    }
+    folder, facts = cached("streams", inputs, build)
+    if facts["documents"] < documents:
+        notes.append(f"{stream} {split} has only {counted(facts['documents'], 'document')} of {documents:,}")
     return folder / "documents.jsonl.gz"
 
 
-def _local_state(name: str) -> str:
-    """Return sizes and times of a folder's files, so that changed files are read again; empty for a name on the Hub."""
+def _local_state(name: str) -> list[tuple[str, int, int]]:
+    """Return sizes and times of a folder's files, so that changed files are read again; none for a name on the Hub."""
     files = sorted(path for path in Path(name).rglob("*") if path.is_file()) if Path(name).is_dir() else []
     states = [(str(path.resolve()), path.stat()) for path in files]
-    return " ".join(f"{path} {state.st_size} {state.st_mtime_ns}" for path, state in states)
+    return [(path, state.st_size, state.st_mtime_ns) for path, state in states]
 
 
 def _texts(stream: DatasetStream, split: str, documents: int) -> Iterator[str]:

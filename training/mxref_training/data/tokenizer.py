@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from mxref_training.data.cache import cache_key, cached
+from mxref_training.data.cache import Facts, cached
 from mxref_training.data.documents import Documents
 from mxref_training.errors import DataError
 
@@ -103,6 +104,31 @@ class Tokenizer:
             )
 
 
+@dataclass(frozen=True)
+class TokenIds:
+    """Stands for the tokenizer of token files, of which only the largest id is known.
+
+    Attributes:
+        vocab_size: largest token id plus one.
+    """
+
+    vocab_size: int
+    sha256: ClassVar[str] = ""
+    """Nothing identifies the tokenizer."""
+
+    def check_vocab(self, model_vocab: int) -> None:
+        """Raise DataError unless a model's vocabulary holds every token."""
+        if self.vocab_size > model_vocab:
+            raise DataError(
+                f"the model's vocabulary of {model_vocab} is smaller than the data's largest token id, "
+                f"{self.vocab_size - 1}: set model.vocab to at least {self.vocab_size}"
+            )
+
+    def to_table(self) -> dict[str, int]:
+        """Return the vocabulary as JSON values, for another process."""
+        return {"vocab_size": self.vocab_size}
+
+
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """Return the tokenizer of a `tokenizer.json` file.
 
@@ -168,7 +194,7 @@ def train_tokenizer(documents: Documents, vocab_size: int) -> Tokenizer:
 
     require_vocab_to_train(vocab_size)
 
-    def build(folder: Path) -> None:
+    def build(folder: Path) -> Facts:
         inner = _train(documents, vocab_size)
         if inner.get_vocab_size() != vocab_size:
             raise DataError(
@@ -177,6 +203,14 @@ def train_tokenizer(documents: Documents, vocab_size: int) -> Tokenizer:
             )
         # The library's own `save` raises a bare Exception where the disk is full.
         (folder / "tokenizer.json").write_text(inner.to_str(pretty=True), encoding="utf-8")
+        return {}
 
-    key = cache_key(documents.sha256, str(vocab_size), _SPLIT, tokenizers.__version__)
-    return load_tokenizer(cached("tokenizers", key, build) / "tokenizer.json")
+    inputs = {
+        "documents": documents.sha256,
+        "vocab_size": vocab_size,
+        "split": _SPLIT,
+        "special": [END_OF_TEXT, PAD],
+        "tokenizers": tokenizers.__version__,
+    }
+    folder, _ = cached("tokenizers", inputs, build)
+    return load_tokenizer(folder / "tokenizer.json")

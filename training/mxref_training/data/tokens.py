@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mxref_training.data.cache import cache_key, cached
+from mxref_training.data.cache import Facts, cached
 from mxref_training.data.documents import Documents, TextHash
 from mxref_training.data.encoding import encoded
 from mxref_training.data.progress import progress
-from mxref_training.data.token_ids import TokenIds
+from mxref_training.data.tokenizer import TokenIds
 from mxref_training.errors import DataError
 
 if TYPE_CHECKING:
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
 
 _BATCH = 256  # documents that are encoded together
 _BATCH_CHARACTERS = 1 << 22  # characters that fill a batch, so that long documents do not fill the memory
-_QUIET_BELOW = 20_000_000  # bytes of text; less takes only a few seconds and gets no progress bar
-_FORMAT = "1"
 
 
 @dataclass(frozen=True)
@@ -50,66 +46,12 @@ class Tokens:
         return len(self.ids)
 
 
-def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """Return the smallest of uint16 and uint32, little-endian, that holds every id of a vocabulary."""
-    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
-
-
-def _header(dtype: np.dtype[Any], length: int) -> bytes:
-    """Return the header of an .npy file; NumPy pads it so that its size does not depend on the length."""
-    buffer = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        buffer, {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
-    )
-    return buffer.getvalue()
-
-
-def _batches(documents: Documents, sha: TextHash) -> Iterator[list[str]]:
-    texts = iter(documents)
-    if documents.utf8_bytes >= _QUIET_BELOW:
-        texts = progress(texts, f"tokenising {documents.name}", documents.documents)
-    batch: list[str] = []
-    characters = 0
-    for text in texts:
-        sha.add(text)
-        batch.append(text)
-        characters += len(text)
-        if len(batch) == _BATCH or characters >= _BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
-
-
-def _write(folder: Path, documents: Documents, tokenizer: Tokenizer, workers: int) -> None:
-    dtype = token_dtype(tokenizer.vocab_size)
-    workers = min(workers, -(-documents.documents // _BATCH))
-    text_sha, token_sha, total = TextHash(), hashlib.sha256(), 0
-    with (folder / "tokens.npy").open("wb") as file:
-        start = file.write(_header(dtype, 0))
-        for data in encoded(_batches(documents, text_sha), tokenizer, dtype.str, workers):
-            token_sha.update(data)
-            file.write(data)
-            total += len(data) // dtype.itemsize
-        file.seek(0)
-        if file.write(_header(dtype, total)) != start:
-            raise DataError(f"{total} tokens do not fit the header that was reserved for their number")
-    if text_sha.hexdigest() != documents.sha256:
-        raise DataError(f"{documents.name} changed while it was read: leave the files alone and start again")
-    facts = {
-        "documents": documents.documents,
-        "utf8_bytes": documents.utf8_bytes,
-        "sha256": token_sha.hexdigest(),
-    }
-    (folder / "tokens.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
-
-
 def tokenize(documents: Documents, tokenizer: Tokenizer | TokenIds, workers: int = 0) -> Tokens:
     """Return the tokens of documents, each followed by the end token, from the cache if it has them.
 
     Args:
         documents: one side of a corpus.
-        tokenizer: the tokenizer; its SHA-256 and that of the text identify the cached array.
+        tokenizer: the tokenizer.
         workers: processes that encode; below 2, this process encodes. The tokens are the same.
 
     Returns:
@@ -126,17 +68,89 @@ def tokenize(documents: Documents, tokenizer: Tokenizer | TokenIds, workers: int
             f"{documents.name} is text, but the run's data came as token ids: set data.tokenizer to the tokenizer that "
             "made them"
         )
-    key = cache_key(_FORMAT, documents.sha256, tokenizer.sha256, tokenizers.__version__)
-    folder = cached("tokens", key, lambda partial: _write(partial, documents, tokenizer, workers))
-    try:
-        facts = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
-        ids = np.load(folder / "tokens.npy", mmap_mode="r", allow_pickle=False)
-        tokens = Tokens(ids, int(facts["documents"]), int(facts["utf8_bytes"]), str(facts["sha256"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"the cached tokens in {folder} are damaged ({error}): delete this folder") from error
-    return tokens
+    dtype = token_dtype(tokenizer.vocab_size).str
+    inputs = {
+        "documents": documents.sha256,
+        "tokenizer": tokenizer.sha256,
+        "end": tokenizer.eot,
+        "dtype": dtype,
+        "tokenizers": tokenizers.__version__,
+    }
+    folder, facts = cached("tokens", inputs, lambda new: _write(new, documents, tokenizer, dtype, workers))
+    return Tokens(
+        map_tokens(folder / "tokens.bin", dtype),
+        documents.documents,
+        documents.utf8_bytes,
+        facts["sha256"],
+    )
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """Return the smallest of uint16 and uint32, little-endian, that holds every id of a vocabulary."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+def map_tokens(path: Path, dtype: str) -> NDArray[Any]:
+    """Return a file of token ids, mapped into memory read-only."""
+    return np.memmap(path, np.dtype(dtype), "r")
 
 
 def token_hash(ids: NDArray[Any]) -> str:
     """Return the SHA-256 of an array of token ids as little-endian bytes."""
     return hashlib.sha256(np.ascontiguousarray(ids, dtype=ids.dtype.newbyteorder("<")).data).hexdigest()
+
+
+def _write(folder: Path, documents: Documents, tokenizer: Tokenizer, dtype: str, workers: int) -> Facts:
+    text_sha, token_sha = TextHash(), hashlib.sha256()
+    workers = min(workers, -(-documents.documents // _BATCH))
+    with (folder / "tokens.bin").open("wb") as file:
+        for data in encoded(_batches(documents, text_sha), tokenizer, dtype, workers):
+            token_sha.update(data)
+            file.write(data)
+    if text_sha.hexdigest() != documents.sha256:
+        raise DataError(f"{documents.name} changed while it was read: leave the files alone and start again")
+    return {"sha256": token_sha.hexdigest()}
+
+
+def _batches(documents: Documents, sha: TextHash) -> Iterator[list[str]]:
+    batch: list[str] = []
+    characters = 0
+    for text in progress(documents, f"tokenising {documents.name}", documents.documents):
+        sha.add(text)
+        batch.append(text)
+        characters += len(text)
+        if len(batch) == _BATCH or characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+class MappedFile:
+    """Watches a file that is mapped into memory: reading beyond the end of a shortened file kills the process (SIGBUS).
+
+    A file that is deleted or replaced stays mapped, and is read on.
+    """
+
+    def __init__(self, ids: NDArray[Any]) -> None:
+        name = ids.filename if isinstance(ids, np.memmap) else None
+        self._path = Path(name) if name else None
+        self._made = self._state()
+
+    def _state(self) -> tuple[int, int, int] | None:
+        """Return inode, size, and time of the last change in ns."""
+        try:
+            status = self._path.stat() if self._path else None
+        except OSError:
+            return None
+        return status and (status.st_ino, status.st_size, status.st_mtime_ns)
+
+    def require_unchanged(self) -> None:
+        """Raise DataError if the file was changed in place."""
+        found, made = self._state(), self._made
+        if found and made and found[0] == made[0] and found != made:
+            raise DataError(
+                f"{self._path} was changed while a run read it: it had {made[1]:,} bytes, and has {found[1]:,}: put it "
+                "back as it was (delete its folder if that is in the cache), and give the same command, which goes on "
+                "from the newest checkpoint"
+            )

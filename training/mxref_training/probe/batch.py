@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref_training.config import TrainConfig
+from mxref_training.data.batches import sequential_batches
 from mxref_training.data.corpus import TokenCorpus, prepare_corpus
-from mxref_training.data.loader import sequential_batches
 from mxref_training.errors import ConfigError
 from mxref_training.probe.moments import Moment
 from mxref_training.wording import counted

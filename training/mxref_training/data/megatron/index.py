@@ -8,6 +8,7 @@ places in the token file in bytes (int64); the D boundaries, which are numbers o
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,6 @@ class IndexedFile:
         lengths: tokens of every sequence, `[S]` int32; Megatron shuffles and packs these.
         starts: first token of every sequence, `[S + 1]` int64; the last entry is N.
         documents: number of documents; each is one or more sequences.
-        changed: time at which the token file was last changed, in ns.
     """
 
     prefix: Path
@@ -45,21 +45,6 @@ class IndexedFile:
     lengths: NDArray[np.int32]
     starts: NDArray[np.int64]
     documents: int
-    changed: int
-
-    def require_unchanged(self) -> None:
-        """Raise DataError if the token file was changed; to read behind the end of a file that was cut is fatal."""
-        path = beside(self.prefix, ".bin")
-        try:
-            status = path.stat()
-        except OSError as error:
-            raise DataError(f"{path} is gone ({error.strerror}): put it back, and resume the run") from error
-        expected = len(self.ids) * self.ids.itemsize
-        if (status.st_size, status.st_mtime_ns) != (expected, self.changed):
-            raise DataError(
-                f"{path} was changed during the run: it had {expected:,} bytes, and has {status.st_size:,}: put the "
-                "file back, and resume the run"
-            )
 
 
 def prefix_of(source: str | Path) -> Path | None:
@@ -81,25 +66,29 @@ def open_indexed(prefix: Path) -> IndexedFile:
         DataError: a file is missing, has another size than its header or the index says, is no index of version 1,
             holds no integers or no tokens, or its places or boundaries do not fit its lengths.
     """
-    index_path, tokens_path = beside(prefix, ".idx"), beside(prefix, ".bin")
-    index = _map(index_path, np.dtype(np.uint8))
-    dtype, lengths, places, boundaries = _arrays(index_path, index)
-    starts = _starts(index_path, dtype, lengths, places)
-    if not len(boundaries) or boundaries[0] != 0 or boundaries[-1] != len(lengths):
-        found = f"{boundaries[0]} to {boundaries[-1]}" if len(boundaries) else "none"
+    path, tokens_path = beside(prefix, ".idx"), beside(prefix, ".bin")
+    try:
+        data = path.read_bytes() if path.stat().st_size < HEADER.size else np.memmap(path, np.uint8, "r")
+        found = tokens_path.stat().st_size
+    except OSError as error:
         raise DataError(
-            f"{index_path}: the document boundaries must go from 0 to {len(lengths)} sequences, found {found}: {_AGAIN}"
+            f"cannot read {error.filename} ({error.strerror}): a prefix names both {prefix.name}.bin and "
+            f"{prefix.name}.idx"
+        ) from error
+    dtype, lengths, places, boundaries = _arrays(path, data)
+    starts = _starts(path, dtype, lengths, places)
+    if not len(boundaries) or boundaries[0] != 0 or boundaries[-1] != len(lengths):
+        ends = f"{boundaries[0]} to {boundaries[-1]}" if len(boundaries) else "none"
+        raise DataError(
+            f"{path}: the document boundaries must go from 0 to {len(lengths)} sequences, found {ends}: {_AGAIN}"
         )
     if len(down := np.flatnonzero(np.diff(boundaries) < 0)):
-        raise DataError(
-            f"{index_path}: document boundary {down[0] + 1} lies before the one before it: {_AGAIN}"
-        )
-    expected = int(starts[-1]) * dtype.itemsize
-    if not expected:
-        raise DataError(f"{index_path}: the index lists no tokens: give data with tokens")
-    why = f"{index_path.name} lists {starts[-1]:,} tokens of {dtype.itemsize} bytes"
-    changed = _check_size(tokens_path, expected, why)
-    return IndexedFile(prefix, _map(tokens_path, dtype), lengths, starts, len(boundaries) - 1, changed)
+        raise DataError(f"{path}: document boundary {down[0] + 1} lies before the one before it: {_AGAIN}")
+    if not starts[-1]:
+        raise DataError(f"{path}: the index lists no tokens: give data with tokens")
+    why = f"{path.name} lists {starts[-1]:,} tokens of {dtype.itemsize} bytes"
+    _require_size(tokens_path, found, int(starts[-1]) * dtype.itemsize, why)
+    return IndexedFile(prefix, np.memmap(tokens_path, dtype, "r"), lengths, starts, len(boundaries) - 1)
 
 
 def beside(prefix: Path, suffix: str) -> Path:
@@ -107,33 +96,14 @@ def beside(prefix: Path, suffix: str) -> Path:
     return prefix.with_name(prefix.name + suffix)
 
 
-def _map(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    try:
-        if path.stat().st_size == 0:
-            raise DataError(f"{path} is empty: {_AGAIN}")
-        return np.memmap(path, dtype=dtype, mode="r")
-    except OSError as error:
-        raise DataError(
-            f"cannot read {path} ({error.strerror}): a prefix names both {path.stem}.bin and {path.stem}.idx"
-        ) from error
-
-
-def _check_size(path: Path, expected: int, why: str) -> int:
-    """Return the time at which a file was last changed; DataError unless it has the expected number of bytes."""
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise DataError(
-            f"cannot read {path} ({error.strerror}): a prefix names both {path.stem}.bin and {path.stem}.idx"
-        ) from error
-    if (found := status.st_size) != expected:
+def _require_size(path: Path, found: int, expected: int, why: str) -> None:
+    if found != expected:
         state = "is cut short" if found < expected else "is too long"
         raise DataError(f"{path} {state}: expected {expected:,} bytes, found {found:,} ({why}): {_AGAIN}")
-    return status.st_mtime_ns
 
 
 def _arrays(
-    path: Path, index: NDArray[np.uint8]
+    path: Path, index: Any
 ) -> tuple[np.dtype[Any], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
     """Return the dtype of the tokens, lengths, places and document boundaries of an index."""
     if len(index) < HEADER.size:
@@ -150,7 +120,7 @@ def _arrays(
         what = dtype.name if code in DTYPES else "unknown"
         raise DataError(f"{path}: the tokens have dtype code {code} ({what}): token ids must be integers")
     why = f"its header counts {sequences:,} sequences and {boundaries:,} document boundaries"
-    _check_size(path, HEADER.size + (4 + 8) * sequences + 8 * boundaries, why)
+    _require_size(path, len(index), HEADER.size + (4 + 8) * sequences + 8 * boundaries, why)
     place = HEADER.size
     lengths = np.frombuffer(index, "<i4", sequences, place)
     places = np.frombuffer(index, "<i8", sequences, place + 4 * sequences)
@@ -172,3 +142,38 @@ def _starts(
             f"{starts[first] * dtype.itemsize:,}, where the one before it ends: {_AGAIN}"
         )
     return starts
+
+
+def write_indexed(prefix: Path, documents: Sequence[Sequence[int] | NDArray[Any]], dtype: Any) -> None:
+    """Write documents as a pair of files in Megatron's format, one sequence each.
+
+    Args:
+        prefix: path of both files without `.bin` and `.idx`.
+        documents: token ids of every document.
+        dtype: integer dtype of the token file, one of the format's.
+
+    Raises:
+        DataError: the format has no such dtype, or a token does not fit it.
+        OSError: the files cannot be written.
+    """
+    stored = np.dtype(dtype).newbyteorder("<")
+    code = next(
+        (code for code, name in DTYPES.items() if np.dtype(name) == stored and stored.kind in "iu"), None
+    )
+    if code is None:
+        raise DataError(f"the format has no tokens of dtype {stored.name}: choose int32 or uint16")
+    lengths = np.array([len(document) for document in documents], "<i4")
+    with beside(prefix, ".bin").open("wb") as file:
+        for document in documents:
+            ids = np.asarray(document, np.int64)
+            if (ids.astype(stored) != ids).any():
+                raise DataError(
+                    f"a token of {ids.max()} or {ids.min()} does not fit {stored.name}: use int32"
+                )
+            file.write(ids.astype(stored).tobytes())
+    places = np.zeros(len(lengths), "<i8")
+    np.cumsum(lengths[:-1], out=places[1:])
+    with beside(prefix, ".idx").open("wb") as file:
+        file.write(HEADER.pack(MAGIC, VERSION, code, len(lengths), len(lengths) + 1))
+        for part in (lengths, places * stored.itemsize, np.arange(len(lengths) + 1, dtype="<i8")):
+            file.write(part.tobytes())

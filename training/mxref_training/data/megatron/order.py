@@ -1,29 +1,31 @@
-"""The order in which Megatron's GPTDataset takes samples of `seq_len` + 1 tokens from sequences of tokens.
+"""The order in which Megatron's GPTDataset takes samples, and its BlendedDataset those of several files.
 
-Three arrays decide it. The document index holds the numbers of all sequences, once for each epoch, shuffled. Their
-tokens, joined in this order, are cut into samples that share one token with the next; the sample index says where each
-begins. The shuffle index permutes the samples. A last epoch of which less than 80 % of the samples are needed is
-shuffled apart, behind all others. The random numbers are those of NumPy's RandomState, whose stream is frozen.
-Section "Megatron's order" in docs/how-to/data.rst defines it in full.
+A sample has `seq_len` + 1 tokens. Three arrays decide the order of one file. The document index holds the numbers of
+all sequences, once for each epoch, shuffled. Their tokens, joined in this order, are cut into samples that share one
+token with the next; the sample index says where each begins. The shuffle index permutes the samples. A last epoch of
+which less than 80 % of the samples are needed is shuffled apart, behind all others. The random numbers are those of
+NumPy's RandomState, whose stream is frozen. Section "Megatron's order" in docs/how-to/data.rst defines it in full.
 """
 
 from __future__ import annotations
 
-import struct
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mxref_training.data.cache import cache_key, cached
+from mxref_training.data.cache import Facts, cached
 from mxref_training.errors import DataError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_FORMAT = "megatron-1"
+SURPLUS = 0.005  # more samples than its share that Megatron prepares of every file of a blend
+MAX_FILES = 32767  # Megatron numbers them in int16
 _SLOTS = 1 << 22  # entries of the document index that are summed at once
 _FILES = ("documents", "samples", "shuffle")
 
@@ -128,16 +130,70 @@ def cached_order(lengths: NDArray[np.int32], seq_len: int, seed: int, wanted: in
         )
     what = plan(int(lengths.sum(dtype=np.int64)), seq_len, wanted)
 
-    def build(folder: Path) -> None:
+    def build(folder: Path) -> Facts:
         made = make_order(lengths, what, seq_len, seed)
         for name in _FILES:
             np.save(folder / f"{name}.npy", getattr(made, name), allow_pickle=False)
+        return {}
 
-    facts = struct.pack("<5Q", seq_len, seed, what.epochs, what.apart, what.samples)
-    key = cache_key(_FORMAT, sha256(np.ascontiguousarray(lengths).data).hexdigest(), facts.hex())
-    folder = cached("megatron-order", key, build)
+    inputs = {
+        "lengths": sha256(np.ascontiguousarray(lengths).data).hexdigest(),
+        "seq_len": seq_len,
+        "seed": seed,
+        "epochs": asdict(what),
+    }
+    folder, _ = cached("megatron-order", inputs, build)
+    return what, Order(*(np.load(folder / f"{name}.npy", "r", allow_pickle=False) for name in _FILES))
+
+
+def parse_blend(source: str) -> list[tuple[float, str]]:
+    """Return weights and prefixes of `WEIGHT PREFIX WEIGHT PREFIX ...`, separated by spaces; nothing for another form.
+
+    Raises:
+        DataError: a weight is not a positive, finite number, or there are too many files.
+    """
+    words = source.split()
     try:
-        arrays = (np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _FILES)
-        return what, Order(*arrays)
-    except (OSError, ValueError) as error:
-        raise DataError(f"the cached order in {folder} is damaged ({error}): delete this folder") from error
+        parts = [(float(weight), prefix) for weight, prefix in zip(words[::2], words[1::2], strict=True)]
+    except ValueError:
+        return []
+    for weight, prefix in parts:
+        if not 0 < weight < math.inf:
+            raise DataError(
+                f"the weight {weight} of {prefix} is not a positive number: leave the file out, or weigh it"
+            )
+    if len(parts) > MAX_FILES:
+        raise DataError(f"{len(parts):,} files are more than Megatron's {MAX_FILES:,}: merge some")
+    return parts
+
+
+def _normalised(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    total: np.float64 = weights.sum()
+    return np.divide(weights, total)
+
+
+def prepared(weights: Sequence[float], samples: int) -> list[int]:
+    """Return for each file the number of samples that Megatron prepares for a blend of `samples` samples."""
+    each = _normalised(np.array(weights, np.float64)).tolist()
+    return [math.ceil(math.ceil(samples * weight) * (1 + SURPLUS)) for weight in each]
+
+
+def blend_order(weights: Sequence[float], samples: int) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+    """Return for each of the first samples its file, and its number among the samples of that file.
+
+    Each sample comes from the file that is furthest behind its share: for sample i, the one with the largest
+    `weight * max(i, 1) - taken`, in float64; the first of equals.
+
+    Returns:
+        Two arrays `[samples]`; the order of a longer blend begins with the same entries.
+    """
+    # Megatron divides by the sum twice, in its builder and in BlendedDataset. The second may change a last bit.
+    share = _normalised(_normalised(np.array(weights, np.float64)))
+    taken = np.zeros(len(weights))
+    file = np.zeros(samples, np.int16)
+    number = np.zeros(samples, np.int64)
+    for i in range(samples):
+        chosen = int((share * max(i, 1) - taken).argmax())
+        file[i], number[i] = chosen, taken[chosen]
+        taken[chosen] += 1
+    return file, number

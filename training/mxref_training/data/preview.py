@@ -1,4 +1,4 @@
-"""Checks that the data of a run can be read, without reading all of it and without writing."""
+"""A short look at the data of a run, without reading all of it and without writing: for a dry run."""
 
 from __future__ import annotations
 
@@ -6,13 +6,37 @@ from pathlib import Path
 
 from mxref_training.config import DataConfig
 from mxref_training.data.corpus import require_indexed_sides
-from mxref_training.data.documents import iter_documents, resolve_files
+from mxref_training.data.documents import iter_documents
+from mxref_training.data.files import resolve_files
 from mxref_training.data.megatron import indexed_parts, open_indexed
-from mxref_training.data.megatron.tokens import holds_validation
-from mxref_training.data.sources import BUILTIN
-from mxref_training.data.streamed import parse_stream
+from mxref_training.data.megatron.token_files import holds_validation
+from mxref_training.data.split import BUILTIN
+from mxref_training.data.streamed import C4, parse_stream
 from mxref_training.data.tokenizer import load_tokenizer, require_vocab_to_train
 from mxref_training.errors import DataError
+
+
+def described(data: DataConfig, vocab: int) -> tuple[str, str]:
+    """Return where the tokens of a run come from, and which tokenizer makes them.
+
+    Args:
+        data: the configuration of the data.
+        vocab: vocabulary of the model.
+
+    Raises:
+        DataError: a source cannot be understood.
+    """
+    indexed = indexed_parts(data.train) is not None
+    if data.train in (BUILTIN, C4):
+        own = "its own validation side"
+    elif parse_stream(data.train):
+        own = "its split `validation`, or documents held out of it"
+    else:
+        own = "documents held out of it"
+    made = "none: the data is token ids" if indexed else f"BPE of {vocab:,} tokens, trained on the data"
+    fetched = any(parse_stream(side) for side in (data.train, data.val) if side)
+    later = "; fetched when the run begins" if fetched else ""
+    return f"{data.train}, validated on {data.val or own}{later}", data.tokenizer or made
 
 
 def require_readable(data: DataConfig, vocab: int) -> None:

@@ -12,7 +12,7 @@ import zstandard
 import data_files
 from data_files import documents, jsonl, make_texts, write
 from mxref.errors import MxrefError
-from mxref_training.data import builtin_corpus, open_corpus
+from mxref_training.data import builtin_corpus, iter_documents, open_corpus
 from mxref_training.data.progress import progress
 from mxref_training.errors import DataError
 
@@ -24,8 +24,8 @@ def test_paths_with_validation(tmp_path: Path) -> None:
     corpus = open_corpus(write(tmp_path / "t.jsonl", train), str(write(tmp_path / "v.jsonl", val)))
     assert list(corpus.train_docs) == train
     assert list(corpus.val_docs) == val
-    assert corpus.report.train.sha256 == documents(train).sha256
-    text = str(corpus.report)
+    assert corpus.train_docs.sha256 == documents(train).sha256
+    text = str(corpus)
     assert "\n" not in text
     for part in ("t.jsonl: 300 documents", "v.jsonl: 120 documents", documents(val).sha256[:16]):
         assert part in text
@@ -38,7 +38,7 @@ def test_a_path_alone_holds_some_documents_out(tmp_path: Path) -> None:
     assert len(set(val)) == 8
     assert sorted(train + val) == sorted([*texts, texts[7]])
     assert set(train).isdisjoint(val)
-    assert f"held out {len(val)} documents" in str(corpus.report)
+    assert f"held out {len(val)} documents" in str(corpus)
     again = open_corpus(write(tmp_path / "other.jsonl", [texts[7], *texts[::-1]]))
     assert set(again.val_docs) == set(val)
 
@@ -48,8 +48,8 @@ def test_one_document_cannot_be_split(tmp_path: Path) -> None:
         open_corpus(write(tmp_path / "t.jsonl", ["same", "same"]))
     corpus = open_corpus(write(tmp_path / "t.jsonl", ["same", "other"]))
     assert len(corpus.val_docs) == 1
-    assert "held out 1 document (" in str(corpus.report)
-    assert "t.jsonl: 1 document, " in str(corpus.report)
+    assert "held out 1 document (" in str(corpus)
+    assert "t.jsonl: 1 document, " in str(corpus)
 
 
 def test_equal_training_and_validation_data_are_refused(tmp_path: Path) -> None:
@@ -67,10 +67,9 @@ def test_overlap_at_the_limit(tmp_path: Path) -> None:
     path = write(tmp_path / "v.jsonl", val)
     few = open_corpus(write(tmp_path / "few.jsonl", [*val[:2], *train, val[1]]), path)
     assert list(few.train_docs) == train
-    assert few.report.dropped == 2
-    assert few.report.train.documents == 500
-    assert few.report.train.sha256 == documents(train).sha256
-    assert "dropped 2 documents" in str(few.report)
+    assert few.train_docs.documents == 500
+    assert few.train_docs.sha256 == documents(train).sha256
+    assert "dropped 2 documents" in str(few)
     with pytest.raises(DataError, match="3 of 300 validation documents"):
         open_corpus(write(tmp_path / "many.jsonl", [*train, *val[:3]]), path)
 
@@ -83,12 +82,12 @@ def test_compressed_data_without_a_checksum_is_in_the_report(tmp_path: Path, fil
         (tmp_path / f"t{number}.jsonl.zst").write_bytes(packed)
     sources = [str(tmp_path / f"t{number}.jsonl.zst") for number in range(files)]
     for corpus in (open_corpus(sources), open_corpus(sources, plain), open_corpus(plain, sources)):
-        report = str(corpus.report)
+        report = str(corpus)
         assert report.count("without a checksum") == 1
         assert "t0.jsonl.zst" + " and 1 other file" * (files - 1) in report
     checked = zstandard.ZstdCompressor(write_checksum=True).compress(jsonl(make_texts(50)))
     (tmp_path / "t0.jsonl.zst").write_bytes(checked)
-    assert "checksum" not in str(open_corpus(sources[:1]).report)
+    assert "checksum" not in str(open_corpus(sources[:1]))
 
 
 def test_the_limit_of_a_line_reaches_the_files(tmp_path: Path) -> None:
@@ -97,15 +96,15 @@ def test_the_limit_of_a_line_reaches_the_files(tmp_path: Path) -> None:
         open_corpus(path, max_line=100)
 
 
-def test_the_builtin_corpus_as_a_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_builtin_text_as_a_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     small = builtin_corpus(("click",), "[a-d]*.py")
-    monkeypatch.setattr("mxref_training.data.sources.builtin_corpus", lambda: small)
+    monkeypatch.setattr("mxref_training.data.split.builtin_corpus", lambda: small)
     corpus = open_corpus("builtin")
-    assert corpus.train_docs.sha256 == small.report.train.sha256
-    assert corpus.val_docs.sha256 == small.report.val.sha256
-    assert str(small.report) in str(corpus.report)
+    assert list(corpus.train_docs) == list(iter_documents(small.train))
+    assert list(corpus.val_docs) == list(iter_documents(small.val))
+    assert str(corpus).count(small.note) == 1
     mixed = open_corpus(write(tmp_path / "t.jsonl", make_texts(50)), "builtin")
-    assert mixed.val_docs.sha256 == small.report.val.sha256
+    assert mixed.val_docs.sha256 == corpus.val_docs.sha256
 
 
 def test_the_data_side_does_not_need_torch() -> None:
