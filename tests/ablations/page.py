@@ -15,6 +15,7 @@ from ablations.strip import strip
 from bench.plot import WIDE, charts
 from mxref_training.report.ladder.tables import answers
 from mxref_training.report.ladder.words import headline, provenance, target_line
+from rst_table import csv_table
 
 SOURCES = ("Model", "Tokens per arm", "Data", "Versions", "Hardware")
 """What the page repeats of the results' provenance."""
@@ -122,10 +123,7 @@ def _broken(text: str) -> str:
 
 
 def _table(head: Iterable[str], body: Iterable[Iterable[str]], kind: str) -> str:
-    lines = [".. list-table::", "   :header-rows: 1", f"   :class: ablation {kind}", ""]
-    for row in (head, *body):
-        lines += [f"   {'* -' if not i else '  -'} {cell}".rstrip() for i, cell in enumerate(row)]
-    return "\n".join(lines)
+    return csv_table(tuple(head), body, f"ablation {kind}").rstrip()
 
 
 def figure(results: Results, width: float = WIDE) -> Figure:

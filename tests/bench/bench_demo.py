@@ -24,6 +24,7 @@ from bench import machine
 from bench.goals import DEMO_RATIO
 from bench.records import RECORDS, newest, read
 from mxref_numba.path import VARIABLE, KernelPath, available
+from rst_table import csv_table
 
 TABLE = "demo_paths.inc"
 KIND = "demo_paths"
@@ -88,13 +89,11 @@ def table(results: dict[str, Any]) -> str:
     lines = [
         f"`make demo` ({what}) on {here['processor']}, {here['cores']} cores, {noise}, {here['date']}. "
         f"The goal is at most {DEMO_RATIO} times.",
-        "", ".. list-table::", "   :header-rows: 1", "",
-        "   * - path", "     - seconds", "     - seconds of processor time",
+        "",
     ]  # fmt: skip
-    for path, (wall, cpu) in best.items():
-        lines += [f"   * - {path}", f"     - {wall:.1f}", f"     - {cpu:.1f}"]
-    lines += [f"   * - {PATHS[1]}, times {PATHS[0]}", *(f"     - {ratio:.2f}" for ratio in ratios)]
-    return "\n".join(lines) + "\n"
+    rows = [(path, f"{wall:.1f}", f"{cpu:.1f}") for path, (wall, cpu) in best.items()]
+    rows.append((f"{PATHS[1]}, times {PATHS[0]}", *(f"{ratio:.2f}" for ratio in ratios)))
+    return "\n".join([*lines, csv_table(("path", "seconds", "seconds of processor time"), rows)])
 
 
 def parts(records: Path = RECORDS) -> dict[str, str]:

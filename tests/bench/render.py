@@ -14,6 +14,7 @@ from rich.table import Table
 
 from bench.goals import AVX2_MM_RATIO, FIRST_CALL_MS, GOALS, TWO_THREADS, path_of
 from bench.records import RECORDS, newest, read
+from rst_table import csv_table
 
 Rows = list[dict[str, Any]]
 
@@ -221,7 +222,4 @@ def _calls(results: dict[str, Any]) -> str:
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [".. list-table::", "   :header-rows: 1", "   :class: performance", ""]
-    for row in (headings, *rows):
-        lines += [f"   {'  -' if i else '* -'} {cell}".rstrip() for i, cell in enumerate(row)]
-    return "\n".join(lines) + "\n"
+    return csv_table(headings, rows, "performance")

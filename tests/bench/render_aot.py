@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.records import RECORDS, read
+from rst_table import csv_table
 
 TABLE = "gfx950.inc"
 SHOWN = (
@@ -38,13 +39,13 @@ def render(recorded: Sequence[Mapping[str, Any]]) -> str:
         f"{size}, counted with Triton {dates}.",
         f"The table has a kernel of each kind, by Triton {newest['triton']}.",
     ]
-    lines += ["", ".. list-table::", "   :header-rows: 1", ""]
-    lines += _row(["Case", "Kernel", "VALU", "VGPR", "Waves", "Instructions of gfx950"])
-    for record in newest["records"]:
-        if record["case"] in SHOWN:
-            features = " ".join(f"`{name}`" for name in record["notable"])
-            lines += _row([f"`{record['case']}`", f"`{record['kernel']}`", *_cells(record), features])
-    return "\n".join(lines) + "\n"
+    rows = [
+        (f"`{r['case']}`", f"`{r['kernel']}`", *_cells(r), " ".join(f"`{name}`" for name in r["notable"]))
+        for r in newest["records"]
+        if r["case"] in SHOWN
+    ]
+    head = ("Case", "Kernel", "VALU", "VGPR", "Waves", "Instructions of gfx950")
+    return "\n".join([*lines, "", csv_table(head, rows)])
 
 
 def _cells(record: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -53,10 +54,6 @@ def _cells(record: Mapping[str, Any]) -> tuple[str, str, str]:
     if record["loop_matrix"]:
         alu = f"{record['loop_alu'] / record['loop_matrix']:.1f} a matrix instruction"
     return alu, str(vgpr), str(record["occupancy"])
-
-
-def _row(cells: Sequence[str]) -> list[str]:
-    return [f"   {'*' if i == 0 else ' '} - {cell}".rstrip() for i, cell in enumerate(cells)]
 
 
 def parts(records: Path = RECORDS) -> dict[str, str]:

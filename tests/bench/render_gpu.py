@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench import render_gpu_step
 from bench.records import RECORDS, newest, read
+from rst_table import csv_table
 
 TABLES = "performance_gpu.inc"
 KINDS = {"bench_gpu": "gemm", "test_gpu": "counts", "step_gpu": "steps"}
@@ -61,19 +62,10 @@ def tables_text(bench: Record, tests: Record | None, step: Record | None = None)
     if bench["error"]:
         sections["Errors of FP8 products"] = _errors(bench["error"])
     if step:
-        sections[render_gpu_step.SECTION] = render_gpu_step.section(step, table_text)
+        sections[render_gpu_step.SECTION] = render_gpu_step.section(step, csv_table)
     if tests:
         sections["What is proved there"] = _tests(tests)
     return head + "".join(f"\n{title}\n{'-' * len(title)}\n\n{text}" for title, text in sections.items())
-
-
-def table_text(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Return a table of reStructuredText."""
-    lines = [".. list-table::", "   :header-rows: 1", ""]
-    for row in (headings, *rows):
-        cells = [f"- {cell}".rstrip() for cell in row]
-        lines += [f"   * {cells[0]}", *(f"     {cell}" for cell in cells[1:])]
-    return "\n".join(lines) + "\n"
 
 
 def _by_name(rows: list[Record]) -> Iterator[tuple[str, dict[int, Record]]]:
@@ -87,7 +79,7 @@ def _sizes(rows: list[Record]) -> list[int]:
 
 def _quantization(rows: list[Record]) -> str:
     sizes = _sizes(rows)
-    table = table_text(
+    table = csv_table(
         ("operation", *(f"{n} x {n}, µs" for n in sizes), f"share of a copy, {sizes[-1]} x {sizes[-1]}"),
         (
             (
@@ -104,7 +96,7 @@ def _quantization(rows: list[Record]) -> str:
 
 def _products(rows: list[Record]) -> str:
     sizes = _sizes(rows)
-    return table_text(
+    return csv_table(
         ("product, bfloat16 out", *(f"{n} cubed, TFLOP/s" for n in sizes), f"of BF16, {sizes[-1]} cubed"),
         (
             (name, *(f"{at[n]['per_second'] / 1e12:.0f}" for n in sizes), f"{at[sizes[-1]]['share']:.2f}")
@@ -120,7 +112,7 @@ def _errors(rows: list[Record]) -> str:
 
     ways = ("fp8", "fp8 fast", "ordered", "bf16")
     patterns = dict.fromkeys(row["pattern"] for row in rows)
-    return table_text(
+    return csv_table(
         ("operands", "FP8, as `bounded` uses it", "FP8, fast accumulation", "`ordered`", "BF16"),
         (
             (pattern, *(worst([row for row in rows if row["pattern"] == pattern], way) for way in ways))

@@ -31,9 +31,7 @@ def section(record: Record, table: Any) -> str:
         f"{tokens:,} tokens in each optimizer step, random weights and tokens; {machine['gpu']}, "
         f"PyTorch {machine['torch']}, {machine['date']}.\n"
         f"{_modes(rows)}\n"
-        "Products include the folding of their operands.\n"
-        "`busy` is the time of all kernels divided by that of the step: "
-        "the rest of the time the GPU waits for Python.\n\n"
+        "`busy` is the time of all kernels divided by that of the step; in the rest the GPU waits for Python.\n\n"
     )
     headings = ["recipe", "tokens/s", f"of {base['recipe']}", "ms", "deterministic, ms"]
     headings += ["busy", "peak, GiB"]
@@ -79,14 +77,8 @@ def fastest(record: Record) -> list[Record]:
 
 def _modes(rows: list[Record]) -> str:
     """Return how the steps were run, in sentences."""
-    of_peers = (
-        "`plain` is `nn.Linear` in BF16, as fast as PyTorch runs it: without deterministic kernels, and with no step "
-        "waited for. Peers were run compiled and captured, and the faster way is shown."
-    )
-    ours = (
-        "Recipes contain everything that `mxref train` does in a step, checks included. The column `deterministic` has "
-        "the time with deterministic kernels, which `mxref train` uses."
-    )
+    of_peers = "`plain` is `nn.Linear` in BF16, as fast as PyTorch runs it, without deterministic kernels."
+    ours = "Recipes contain everything that `mxref train` does in a step; it uses deterministic kernels."
     known = {
         "compiled": "`torch.compile` of each decoder layer",
         "whole": "`torch.compile` of the whole model",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.records import RECORDS, newest, read
-from bench.render_gpu import table_text as table
+from rst_table import csv_table as table
 
 KIND = "ranks_gpu"
 PART = "ranks_gpu.inc"

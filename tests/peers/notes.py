@@ -12,8 +12,6 @@ class Note:
     columns: tuple[str, ...]
     rows: tuple[str, ...]
     text: str
-    shows: str = ""
-    """The content of every one of the cells, in a table without a reference."""
 
 
 def _torchao(rule: str) -> list[Note]:
@@ -84,35 +82,5 @@ CEIL_RCEIL = [
     Note(
         ("torchao RCEIL",), ("above 6, large",),
         "A float32 log2 of amax / 6 rounds down to 80: the byte is one too small and the largest element saturates.",
-    ),
-]  # fmt: skip
-
-ELEMENTS = [
-    Note(GGUF, ("0.75", "1.75", "3.5"), "Ties go toward zero."),
-    Note(GGUF, ("-0", "-0.1", "-0.25"), "It never stores code 8."),
-    Note(("compressed-tensors",), ("-0",), "`torch.sign` drops the sign."),
-]
-
-ONNX = ("onnx Cast nearest", "onnx Cast up", "onnx Cast down")
-
-CASTS = [
-    Note(("ml_dtypes", "gfloat"), ("0",), "Zero becomes NaN, so this cast cannot make the byte of a zero block.", "FF"),
-    Note(("torch", *ONNX), ("-1",), "The sign is ignored.", "7F"),
-    Note(
-        ("ml_dtypes", "torch", "onnx Cast nearest"), ("3",),
-        "1.5 and 3 lie midway, and both round up; gfloat takes the even byte, 80, for both.", "81",
-    ),
-    Note(("ml_dtypes", "torch"), ("3e38",), "A finite value becomes NaN: the nearest power is 2\\ :sup:`128`.", "FF"),
-    Note(
-        ("onnx Cast up",), ("2^-127", "2^-149"),
-        "Byte 00, 2\\ :sup:`-127`, is exact for one value, and the next larger power for the other.", "01",
-    ),
-    Note(("gfloat",), ("2^-149",), "A small positive value becomes NaN.", "FF"),
-]  # fmt: skip
-
-DECODERS = [
-    Note(
-        ("gguf", "compressed-tensors", "transformers"), ("FF",),
-        "Byte FF is decoded as 2\\ :sup:`128`: Inf instead of NaN.",
     ),
 ]  # fmt: skip

@@ -20,8 +20,9 @@ from click.testing import CliRunner
 from bench.records import newest, read
 from mxref.cli import main
 from peers import cases
-from peers.render import StaleNoteError, list_table, raised
+from peers.render import StaleNoteError, raised
 from places import ROOT
+from rst_table import csv_table
 
 FOLDER = ROOT / "docs" / "reference" / "peers"
 SOURCE = FOLDER / "peers.toml"
@@ -38,7 +39,7 @@ FACTS = {
     "evidence": "evidence",
 }
 """The rows of a page's first table, by their keys in the source. `decode` may be missing."""
-COMMENT = ".. This page is made by `make tables` from peers.toml and docs/records. Edit these.\n"
+COMMENT = ".. Made by `make tables` from peers.toml and docs/records.\n"
 
 
 def sources() -> list[dict[str, Any]]:
@@ -63,14 +64,14 @@ def index_table() -> str:
         [f":doc:`{peer['title']} <{peer['page']}>`", _rst(peer["answer"]), _nearest(peer)]
         for peer in sources()
     ]
-    return list_table(["implementation", "which bits", "mxref explain"], rows, (20, 58, 22))
+    return csv_table(["implementation", "which bits", "mxref explain"], rows, widths=(20, 58, 22))
 
 
 def page_text(peer: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     """Return a page; StaleNoteError names bytes that its source states and that do not hold."""
     title = f"Which bits does {peer['title']} store?"
     facts = [[name, _rst(peer[key])] for key, name in FACTS.items() if key in peer]
-    sections = [_heading(title, "="), _rst(peer["answer"]) + "\n", list_table([], facts, (22, 78))]
+    sections = [_heading(title, "="), _rst(peer["answer"]) + "\n", csv_table([], facts, widths=(22, 78))]
     if same := peer.get("same"):
         sections += [_heading("The same bits from mxref", "-"), _same_table(same)]
     sections.append(_heading("What separates it", "-"))
@@ -82,7 +83,7 @@ def page_text(peer: Mapping[str, Any], record: Mapping[str, Any]) -> str:
             [name, *(f"``{code:02X}``" for code in column_of(record, "casts", name))]
             for name in case["columns"]
         ]
-        sections += [_from(case), "E8M0 bytes of single values:\n", list_table(["value", *inputs], rows)]
+        sections += [_from(case), "E8M0 bytes of single values:\n", csv_table(["value", *inputs], rows)]
     for case in peer.get("decodes", ()):
         found = {name: column_of(record, "decoders", name) for name in case["columns"]}
         rows = [
@@ -90,8 +91,7 @@ def page_text(peer: Mapping[str, Any], record: Mapping[str, Any]) -> str:
             for name, d in found.items()
         ]
         head = ["scale byte", *(f"``{byte:02X}``" for byte in cases.SCALE_BYTES)]
-        sections += [_from(case), "Code 7 (6.0) at the first and last scale bytes:\n", list_table(head, rows)]
-    sections.append(":doc:`/explanation/peers` compares the implementations that were run on all blocks.\n")
+        sections += [_from(case), "Code 7 (6.0) at the first and last scale bytes:\n", csv_table(head, rows)]
     sections.append(COMMENT)
     return "\n".join(sections)
 
@@ -163,7 +163,7 @@ def _same_table(same: Sequence[Mapping[str, Any]]) -> str:
         clauses = ", ".join(f":clause:`{name}`" for name in one["differs"])
         elsewhere = f" Other blocks differ by {clauses}." if clauses else ""
         rows.append([_rst(one["setting"]), _options(one["args"]), f"{_rst(one['where'])}.{elsewhere}"])
-    return list_table(["setting", "mxref explain", "same bits for"], rows, (24, 26, 50))
+    return csv_table(["setting", "mxref explain", "same bits for"], rows, widths=(24, 26, 50))
 
 
 def _separation(peer: Mapping[str, Any], case: Mapping[str, Any], record: Mapping[str, Any]) -> str:
@@ -180,8 +180,8 @@ def _separation(peer: Mapping[str, Any], case: Mapping[str, Any], record: Mappin
         [
             _from(case),
             sentence,
-            list_table(["stored by", "scale byte", "first codes", "how it is known"], sides),
-            f"What mxref does with it, step by step: `in the explorer <{link}>`__, or in a terminal:\n",
+            csv_table(["stored by", "scale byte", "first codes", "how it is known"], sides),
+            f"Step by step `in the explorer <{link}>`__, or:\n",
             f".. code-block:: console\n\n{commands}",
         ]
     )

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from bench.records import RECORDS, newest, read
-from mxref import MXArray, OperandSpec, Rounding, ScaleRule, dequantize, quantize
+from mxref import OperandSpec, ScaleRule, quantize
 from mxref.dialects import dialect
 from mxref.formats import E2M1
-from mxref.layouts.packed import pack, unpack
-from mxref.steps.rounding import round_magnitude
+from mxref.layouts.packed import unpack
 from peers import cases, notes
 from peers.measure import PEER_NORMAL_BLOCKS, as_seen, values_of
 from peers.notes import Note
+from rst_table import csv_table
 
 DIFFERS, SAME_VALUES = "≠", "≈"
 PART = "peers.inc"
@@ -76,9 +76,6 @@ def render(results: Mapping[str, Any]) -> str:
         "FLOOR": _block_table(results, floor, notes.FLOOR),
         "EVEN": _block_table(results, even, notes.EVEN),
         "CEIL and RCEIL": _block_table(results, above, notes.CEIL_RCEIL),
-        "Ties and zeros, one element at scale 1": _element_table(results),
-        "Code 7 at the ends of the scale": _decoder_table(results),
-        "Casts of floats to E8M0": _cast_table(results),
         "On ordinary data": _normal(results),
     }
     body = [f"{title}\n{'-' * len(title)}\n\n{text}" for title, text in sections.items()]
@@ -91,7 +88,7 @@ def render(results: Mapping[str, Any]) -> str:
 
 def _block_list() -> str:
     rows = [[raised(name), case.shown, case.catches] for name, case in cases.BLOCKS.items()]
-    return list_table(["block", "starts with; zeros follow", "what it catches"], rows, (16, 32, 52))
+    return csv_table(["block", "starts with; zeros follow", "what it catches"], rows, widths=(16, 32, 52))
 
 
 def _block_table(
@@ -117,7 +114,7 @@ def _block_table(
         if row in differing
     ]
     same = "; ".join(raised(row) for row in cases.BLOCKS if row not in differing)
-    table = list_table(["block", *columns], rows)
+    table = csv_table(["block", *columns], rows)
     return f"{table}\n{explained.explanations()}\nAll store the same bits for: {same}.\n"
 
 
@@ -159,75 +156,6 @@ def raised(name: str) -> str:
     return re.sub(r"\^(-?\d+)", lambda match: f"\\ :sup:`{match[1].replace('-', '−')}`", name)
 
 
-# ---- elements, decoding, casts ----
-
-_ELEMENTS = "Codes of single elements, compared with `rne`; all values but 0.25+, -0 and -0.1 lie midway between two.\n"
-_DECODING = "The decoded 6.0 at the first and last scale bytes, compared with mxref in the same type.\n"
-_CASTING = """\
-mxref has no such cast: a scale rule takes the byte from the bits of amax.
-E8M0 has no zero, no sign and no infinity, so implementations treat them differently; **!** marks results worth
-knowing.
-"""
-
-
-def _element_table(results: Mapping[str, Any]) -> str:
-    explained = _Notes(notes.ELEMENTS)
-    x = np.array(list(cases.ELEMENTS.values()), np.float32)
-    sign = np.where(np.signbit(x), E2M1.sign, 0)
-    ours = (round_magnitude(np.abs(x), Rounding.RNE, E2M1) | sign).tolist()
-    rows = [["**mxref rne**", *(f"``{code:X}``" for code in ours)]]
-    for title, codes in _all(results, "elements"):
-        cells = []
-        for name, code, want in zip(cases.ELEMENTS, codes, ours, strict=True):
-            mark = "" if code == want else DIFFERS if (code | want) & 7 else SAME_VALUES
-            cells.append(explained.cell(title, name, f"``{code:X}``", mark))
-        rows.append([title, *cells])
-    return f"{_ELEMENTS}\n{list_table(['value', *cases.ELEMENTS], rows)}\n{explained.explanations()}"
-
-
-def _decoder_table(results: Mapping[str, Any]) -> str:
-    explained = _Notes(notes.DECODERS)
-    bytes_ = [f"{byte:02X}" for byte in cases.SCALE_BYTES]
-    scales = np.array(cases.SCALE_BYTES, np.uint8)[:, None]
-    q = MXArray(pack(np.full((len(scales), 32), 7, np.uint8), E2M1), scales, (len(scales), 32), 1)
-    ours = {t: dequantize(q, t)[:, 0].astype(np.float64) for t in ("float64", "float32", "bfloat16")}
-    rows = [[f"**mxref {dtype}**", *map(_number, values)] for dtype, values in ours.items()]
-    for title, decoder in _all(results, "decoders"):
-        values = [float(value) for value in decoder["values"]]
-        cells = [
-            explained.cell(
-                title, name, _number(v), "" if np.array_equal(v, want, equal_nan=True) else DIFFERS
-            )
-            for name, v, want in zip(bytes_, values, ours[decoder["dtype"]], strict=True)
-        ]
-        rows.append([f"{title}, {decoder['dtype']}", *cells])
-    return f"{_DECODING}\n{list_table(['scale byte', *bytes_], rows)}\n{explained.explanations()}"
-
-
-def _cast_table(results: Mapping[str, Any]) -> str:
-    """There is no reference here, so the notes name the cells that they mark and say what these show."""
-    explained = _Notes(notes.CASTS)
-    wanted = {(c, r): note.shows for note in notes.CASTS for c in note.columns for r in note.rows}
-    rows = []
-    for title, codes in _all(results, "casts"):
-        cells = []
-        for name, code in zip(cases.CASTS, codes, strict=True):
-            shown = wanted.get((title, name))
-            mark = "!" if shown == f"{code:02X}" else ""
-            cells.append(explained.cell(title, name, f"``{code:02X}``", mark))
-        rows.append([title, *cells])
-    return f"{_CASTING}\n{list_table(['value', *map(raised, cases.CASTS)], rows)}\n{explained.explanations()}"
-
-
-def _all(results: Mapping[str, Any], kind: str) -> Iterable[tuple[str, Any]]:
-    for peer in results["peers"].values():
-        yield from peer[kind].items()
-
-
-def _number(value: float) -> str:
-    return f"``{value:.3g}``".replace("-", "−")  # a hyphen would let it break
-
-
 # ---- N(0, 1) ----
 
 
@@ -237,7 +165,7 @@ def _normal(results: Mapping[str, Any]) -> str:
     for pair, share in normal["bytes"].items():
         a, b = pair.split()
         rows.append([f"`{a}`, `{b}`", f"{share:.1%}", f"{normal['values'][pair]:.1%}"])
-    table = list_table(["rules", "blocks whose scale byte differs", "elements whose value differs"], rows)
+    table = csv_table(["rules", "blocks whose scale byte differs", "elements whose value differs"], rows)
     same = {title: measured["normal"] for rule in ScaleRule for title, measured in _of_rule(results, rule)}
     fewer = [f"{title} in {count:,}" for title, count in same.items() if count < PEER_NORMAL_BLOCKS]
     exceptions = f", but {', '.join(fewer)}" if fewer else ""
@@ -246,17 +174,3 @@ def _normal(results: Mapping[str, Any]) -> str:
         f"In all of the first {PEER_NORMAL_BLOCKS:,}, every peer above stores the byte and the values of mxref "
         f"under its own rule{exceptions}.\n"
     )
-
-
-def list_table(head: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int] = ()) -> str:
-    """Return a list-table; without a head, its first row is a row like the others."""
-    lines = [".. list-table::"]
-    if head:
-        lines.append("   :header-rows: 1")
-    if widths:
-        lines.append(f"   :widths: {' '.join(map(str, widths))}")
-    lines.append("")
-    for row in (head, *rows) if head else rows:
-        for i, cell in enumerate(row):
-            lines.append(f"   {'*' if i == 0 else ' '} - {cell}")
-    return "\n".join(lines) + "\n"

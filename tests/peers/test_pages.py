@@ -23,7 +23,7 @@ PAGES = sorted(FOLDER.glob("*.rst"))
 INDEX = (FOLDER / "index.rst").read_text(encoding="utf-8")
 LINK = re.compile(r"`in the explorer <\.\./\.\./explorer/index\.html#x=(\w+)&a=([^&>]+)(?:&b=([^>]+))?>`__")
 
-ROW = re.compile(r"   \* - .+\n     - ``(\w\w)``\n     - ``(\w+)``\n     - .*\bmxref (``.+)\n")
+ROW = re.compile(r'^   .+,``(\w\w)``,``(\w+)``,"?.*\bmxref (``[^"\n]+)', re.M)
 
 
 @cache

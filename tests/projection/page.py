@@ -19,6 +19,7 @@ from projection.compare import Projection
 from projection.published import PUBLISHED
 from projection.step import ARMS, Part, by_part, total
 from projection.tables import Table, tables
+from rst_table import csv_table
 
 TABLES, PLOT = "projection.inc", "projection"
 SHOWN = ("Beside what was published", "One step")
@@ -44,11 +45,9 @@ def tables_text(projection: Projection, document: Mapping[str, Any]) -> str:
 
 
 def _section(table: Table) -> str:
-    lines = [table.title, "-" * len(table.title), "", table.note, "", ".. list-table::", "   :header-rows: 1"]
-    lines += ["   :class: performance", ""]
-    for row in (table.headings, *table.rows):
-        lines += [f"   {'  -' if i else '* -'} {_power(cell)}".rstrip() for i, cell in enumerate(row)]
-    return _power("\n".join(lines)) + "\n"
+    body = csv_table(table.headings, table.rows, "performance")
+    lines = [table.title, "-" * len(table.title), "", table.note, "", body]
+    return _power("\n".join(lines))
 
 
 def _power(text: str) -> str:
