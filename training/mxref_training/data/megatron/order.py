@@ -4,7 +4,8 @@ A sample has `seq_len` + 1 tokens. Three arrays decide the order of one file. Th
 all sequences, once for each epoch, shuffled. Their tokens, joined in this order, are cut into samples that share one
 token with the next; the sample index says where each begins. The shuffle index permutes the samples. A last epoch of
 which less than 80 % of the samples are needed is shuffled apart, behind all others. The random numbers are those of
-NumPy's RandomState, whose stream is frozen. Section "Megatron's order" in docs/how-to/data.rst defines it in full.
+NumPy's RandomState, whose stream is frozen, drawn in this order: documents, documents of an epoch apart, samples,
+samples of an epoch apart.
 """
 
 from __future__ import annotations
