@@ -45,7 +45,7 @@ def render(recorded: Sequence[Mapping[str, Any]]) -> str:
         if r["case"] in SHOWN
     ]
     head = ("Case", "Kernel", "VALU", "VGPR", "Waves", "Instructions of gfx950")
-    return "\n".join([*lines, "", csv_table(head, rows)])
+    return "\n".join([*lines, "", csv_table(head, rows, "performance")])
 
 
 def _cells(record: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.records import RECORDS, newest, read
-from rst_table import csv_table as table
+from rst_table import csv_table
 
 KIND = "ranks_gpu"
 PART = "ranks_gpu.inc"
@@ -39,12 +39,22 @@ def text_of(record: Row) -> str:
     for label, write in (("losses", _losses), ("weak", _weak), ("full", _full)):
         if own := [row for row in rows if row["label"] == label]:
             text += "\n" + write(own)
+    if len(ways := {_ways(row) for row in rows}) == 1:  # said once
+        way = ways.pop()
+        text = text.replace(f"`{way}", "`") + f"\nAll steps are{way.replace(',', '', 1) or ' eager'}.\n"
     return text
 
 
 def _name(row: Row) -> str:
-    ways = [*["compiled by block"] * (row["compile"] == "block"), *["captured"] * row.get("captured", False)]
-    return ", ".join([f"`{row['recipe']}`", *ways])
+    return f"`{row['recipe']}`{_ways(row)}"
+
+
+def _ways(row: Row) -> str:
+    return ", compiled by block" * (row["compile"] == "block") + ", captured" * row.get("captured", False)
+
+
+def _table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    return csv_table(head, rows, "performance")
 
 
 def _form(row: Row) -> str:
@@ -80,7 +90,7 @@ def _losses(rows: list[Row]) -> str:
     return (
         "Losses of each step and all weights after the last, compared bit for bit with those of one GPU that takes the "
         "parts of a batch in turns, without clipping:\n\n"
-        + table(("recipe", "GPUs", "model", "losses equal", "first difference", "weights"), lines)
+        + _table(("recipe", "GPUs", "model", "losses equal", "first difference", "weights"), lines)
     )
 
 
@@ -108,7 +118,7 @@ def _weak(rows: list[Row]) -> str:
         f"{rows[0]['sequences'] * shape['seq_len']:,} tokens on each GPU and step. The last two "
         "columns are of one step under the profiler: the time in which only NCCL's kernels ran, and in which none "
         "did:\n\n"
-        + table(
+        + _table(
             (
                 "recipe", "GPUs", "model", "ms", "tokens/s per GPU", "of one GPU", "peak, GiB", "NCCL alone, ms",
                 "idle, ms",
@@ -133,7 +143,7 @@ def _full(rows: list[Row]) -> str:
     return (
         f"Llama 3.1 8B: all {shape['layers']} layers, {shape['parameters']:,} parameters, split over the GPUs, "
         f"sequences of {shape['seq_len']:,} tokens, {rows[0]['sequences']} on each GPU and step:\n\n"
-        + table(
+        + _table(
             (
                 "recipe", "GPUs", "model", "`run.recompute`", "ms", "tokens/s per GPU", "of `bf16`",
                 "model TFLOP/s per GPU", "peak, GiB", "NCCL alone, ms", "idle, ms",

@@ -64,7 +64,7 @@ def index_table() -> str:
         [f":doc:`{peer['title']} <{peer['page']}>`", _rst(peer["answer"]), _nearest(peer)]
         for peer in sources()
     ]
-    return csv_table(["implementation", "which bits", "mxref explain"], rows, widths=(20, 58, 22))
+    return csv_table(["implementation", "which bits", "mxref explain"], rows, "stacked", (20, 58, 22))
 
 
 def page_text(peer: Mapping[str, Any], record: Mapping[str, Any]) -> str:
