@@ -33,14 +33,6 @@ def test_every_packing_reads_the_same(tmp_path: Path, suffix: str) -> None:
     assert list(iter_documents(path)) == texts
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
-def test_several_frames_in_one_file(tmp_path: Path, suffix: str) -> None:
-    texts = make_texts(40)
-    path = tmp_path / f"data.jsonl{suffix}"
-    path.write_bytes(PACKINGS[suffix](jsonl(texts[:15])) + PACKINGS[suffix](jsonl(texts[15:])))
-    assert list(iter_documents(str(path))) == texts
-
-
 def test_folder_pattern_and_list(tmp_path: Path) -> None:
     a, b, c = make_texts(3, 1), make_texts(3, 2), make_texts(3, 3)
     write(tmp_path / "a.jsonl", a)

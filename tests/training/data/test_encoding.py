@@ -64,15 +64,12 @@ def failing_tokenizer() -> Tokenizer:
     return Tokenizer(HuggingFaceTokenizer(models.WordLevel(vocab, unk_token="[missing]")), "failing")
 
 
-def test_a_worker_that_raises_shows_its_traceback(own_cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_that_raises(own_cache: Path) -> None:
     texts = ["known"] * 600 + ["unknown"]
     with pytest.raises(
-        DataError, match=r"a worker process .* failed \(Exception: WordLevel error: .*traceback is above"
+        DataError, match=r"a worker process .* failed \(Exception: WordLevel error: .*data\.workers"
     ):
         tokenize(documents(texts), failing_tokenizer(), workers=2)
-    shown = capfd.readouterr().err
-    assert "Traceback (most recent call last)" in shown
-    assert "encode_batch" in shown
     assert not multiprocessing.active_children()
     assert not list((own_cache / "tokens").iterdir())
 

@@ -191,14 +191,6 @@ def test_what_does_not_fit(
         prepare_corpus(config(train.format(f=folder), val and val.format(f=folder), **fields))
 
 
-def test_a_prefix_with_one_file_missing(folder: Path) -> None:
-    (folder / "more.bin").unlink()
-    with pytest.raises(
-        DataError, match=r"cannot read .*more\.bin .*a prefix names both more\.bin and more\.idx"
-    ):
-        prepare(folder, "more")
-
-
 def copied(folder: Path) -> str:
     for suffix in (".bin", ".idx"):
         (folder / f"copy{suffix}").write_bytes((folder / f"val{suffix}").read_bytes())

@@ -11,7 +11,6 @@ import zstandard
 
 import data_files
 from data_files import documents, jsonl, make_texts, write
-from mxref.errors import MxrefError
 from mxref_training.data import builtin_corpus, iter_documents, open_corpus
 from mxref_training.data.progress import progress
 from mxref_training.errors import DataError
@@ -111,11 +110,6 @@ def test_the_data_side_does_not_need_torch() -> None:
     code = "import sys, mxref_training.data; print('torch' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "False"
-
-
-def test_data_errors_are_errors_of_the_project() -> None:
-    assert issubclass(DataError, MxrefError)
-    assert issubclass(DataError, ValueError)
 
 
 def test_the_title_of_a_bar_is_no_markup(

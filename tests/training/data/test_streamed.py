@@ -119,22 +119,6 @@ def test_what_the_package_refuses(folder: Path, own_cache: Path, source: str, me
     assert not list(own_cache.glob("streams/*"))
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        (
-            {"content": "x", "id": 3},
-            r"document 2: no string in the column `text`; its columns are content, id",
-        ),
-        ({"text": None, "id": 3}, r"document 2: no string in the column `text`; its columns are text, id"),
-    ],
-)
-def test_rows_without_text(monkeypatch: pytest.MonkeyPatch, row: dict, message: str) -> None:
-    on_the_hub(monkeypatch, lambda: [{"text": "fine"}, row])
-    with pytest.raises(DataError, match=message):
-        open_corpus("hf:me/own::train")
-
-
 def test_rows_without_text_in_a_folder(folder: Path) -> None:
     (folder / "train.jsonl").write_text('{"content": "x", "id": 3}\n' * 3)
     with pytest.raises(

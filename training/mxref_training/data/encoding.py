@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 import threading
-import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -40,7 +39,7 @@ def encoded(batches: Iterable[list[str]], tokenizer: Tokenizer, dtype: str, work
         Bytes of the tokens, the same for every number of workers, in the order of the batches.
 
     Raises:
-        DataError: a worker raised, after it has shown its traceback, or died.
+        DataError: a worker raised or died.
     """
     if workers < 2:
         yield from (_encode(batch, tokenizer, dtype) for batch in batches)
@@ -73,7 +72,8 @@ def _result(future: Future[bytes]) -> bytes:
         ) from error
     except Exception as error:  # whatever a tokenizer raises
         raise DataError(
-            f"a worker process that makes tokens failed ({type(error).__name__}: {error}); its traceback is above"
+            f"a worker process that makes tokens failed ({type(error).__name__}: {error}): set data.workers to 0 to "
+            "see where"
         ) from error
 
 
@@ -97,8 +97,4 @@ def _end_with(sentinel: Any) -> None:
 
 def _work(batch: list[str]) -> bytes:
     assert _worker is not None
-    try:
-        return _encode(batch, *_worker)
-    except BaseException:
-        traceback.print_exc()
-        raise
+    return _encode(batch, *_worker)
