@@ -15,7 +15,6 @@ import pytest
 
 pytest.importorskip("transformers")
 
-import data_files
 from exported import invoke
 from places import ROOT
 
@@ -60,10 +59,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("MXREF_BACKEND", raising=False)
-    text = data_files.write(tmp_path / "text.jsonl", data_files.make_texts(1200))
-    assert "\n300 kB of text are enough here.\n" in PAGE
-    assert text.stat().st_size < 300_000
+    exec(compile(blocks()[1].text, "the page", "exec"), {})
     return tmp_path
+
+
+def test_no_document_of_the_text_stands_there_twice(folder: Path) -> None:
+    lines = (folder / "text.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(set(lines)) == len(lines)
+    assert 600_000 < (folder / "text.jsonl").stat().st_size < 800_000
 
 
 def generated(program: Block, capsys: pytest.CaptureFixture[str]) -> str:
@@ -74,7 +77,7 @@ def generated(program: Block, capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_the_commands_on_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     """The run is shorter and is not killed."""
-    _, plan, train, kill, fallen, again, export, program, text = blocks()
+    _, _, plan, train, kill, fallen, again, export, program, text = blocks()
     assert [kill.words[0], fallen.kind, again.words, text.kind] == ["kill", "text", train.words, "text"]
     assert (plan.words[0], export.words[0]) == ("mxref", "mxref")
     dry = invoke(*plan.words[1:])
@@ -86,14 +89,14 @@ def test_the_commands_on_one_process(capsys: pytest.CaptureFixture[str]) -> None
     folder = invoke(*export.words[1:])
     assert folder.exit_code == 0, folder.output
     assert_prints(export, folder.stdout)
-    assert generated(program, capsys).startswith("the quick brown")
+    assert generated(program, capsys).startswith("Return the")
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_commands_as_they_stand(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The runs have 60 steps in place of 400, and the first is killed when its first checkpoint is there."""
-    _, _, train, kill, fallen, again, export, program, _ = blocks()
+    _, _, _, train, kill, fallen, again, export, program, _ = blocks()
     steps = ["--set", "run.steps=60"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     quiet = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
@@ -132,4 +135,4 @@ def test_the_commands_as_they_stand(folder: Path, capsys: pytest.CaptureFixture[
     assert (folder / "runs" / "whole" / "metrics.jsonl").read_bytes() == whole
     folder_of_export = invoke(*export.words[1:])
     assert_prints(export, folder_of_export.stdout)
-    assert generated(program, capsys).startswith("the quick brown")
+    assert generated(program, capsys).startswith("Return the")
