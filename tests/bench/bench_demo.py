@@ -1,9 +1,9 @@
-"""Time `make demo` with vectors of 512 bits against vectors of 256 bits, and make the table of both.
+"""Time the ladder `paper` with vectors of 512 bits against vectors of 256 bits, and make the table of both.
 
     PYTHONPATH=tests python -m bench.bench_demo [--arms NAMES] [--steps N] [--turns N] [--record]
 
-Both run in turns, in processes of their own, with the command of `make demo`. Steps and arms can be fewer; the table
-says how many there were.
+Both run in turns, in processes of their own, as `mxref ablate paper --jobs auto` runs. Steps and arms can be fewer;
+the table says how many there were.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def table(results: dict[str, Any]) -> str:
     }
     ratios = [narrow / wide for wide, narrow in zip(best[PATHS[0]], best[PATHS[1]], strict=True)]
     lines = [
-        f"`make demo` ({what}) on {here['processor']}, {here['cores']} cores, {noise}, {here['date']}. "
+        f"The ladder `paper` ({what}) on {here['processor']}, {here['cores']} cores, {noise}, {here['date']}. "
         f"The goal is at most {DEMO_RATIO} times.",
         "",
     ]  # fmt: skip

@@ -41,7 +41,7 @@ TWO_THREADS = 1.7
 """Times the speed of one thread."""
 
 DEMO_RATIO = 1.5
-"""Of `make demo` with vectors of 256 bits, in times of that with vectors of 512 bits."""
+"""Of the ladder `paper` with vectors of 256 bits, in times of that with vectors of 512 bits."""
 
 FIRST_CALL_MS = 200.0
 """For the first call in a process whose kernels are on disk, what Numba itself needs included."""
