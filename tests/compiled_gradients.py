@@ -10,9 +10,8 @@ from torch.nn import functional as F
 
 from mxref.backend import Backend
 from mxref.recipe import Recipe
-from mxref.recipe_files import recipe_from_table
+from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref_torch import check_census, convert
-from mxref_training.config import find_recipe
 
 COMPILERS = ("aot_eager", "inductor")
 PARTS = ("block", "model")
@@ -36,7 +35,7 @@ def recipe_of(name: str) -> Recipe:
         return recipe_from_table(MIXED)
     if name == "mixed reversed":
         return recipe_from_table({**MIXED, "fprop": MIXED["wgrad"], "wgrad": MIXED["fprop"]})
-    return find_recipe(name)
+    return load_recipe(name)
 
 
 class Block(nn.Module):

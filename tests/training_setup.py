@@ -13,8 +13,8 @@ import numpy as np
 
 from mxref.discovery import get_backend
 from mxref.recipe import Recipe
-from mxref.recipe_files import recipe_from_table
-from mxref_training.config import OptimConfig, RunConfig, TrainConfig, find_recipe
+from mxref.recipe_files import load_recipe, recipe_from_table
+from mxref_training.config import OptimConfig, RunConfig, TrainConfig
 from mxref_training.data import Tokens
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.dimensions import ModelConfig
@@ -59,7 +59,7 @@ CORPUS = TokenCorpus(text(4000, 1), text(200, 2), Vocabulary(), "made up")  # ty
 def run(
     out: Path, recipe: Recipe | str = "bf16", config: TrainConfig = CONFIG, **options: Any
 ) -> TrainResult:
-    recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
+    recipe = load_recipe(recipe) if isinstance(recipe, str) else recipe
     given: dict[str, Any] = {
         "backend": get_backend("reference"),
         "corpus": CORPUS,

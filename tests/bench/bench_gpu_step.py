@@ -39,7 +39,8 @@ from bench.peers import PEERS, TORCHAO, has_torchao
 from bench.step import PARTS, PHASES, Function, Mode, Steps, config_of, timed_parts, with_run
 from mxref.errors import MxrefError
 from mxref.gemm import gemm_profile
-from mxref_training.config import TrainConfig, find_recipe
+from mxref.recipe_files import load_recipe
+from mxref_training.config import TrainConfig
 from mxref_training.device import choose_device, device_name
 from mxref_training.model.llama import Llama, parameter_count
 from mxref_training.numerics import deterministic
@@ -93,7 +94,7 @@ class Phases:
 def find(name: str) -> mxref.Recipe:
     """Return the recipe of `name` or `name:profile`."""
     recipe_name, _, profile_name = name.partition(":")
-    recipe = find_recipe(recipe_name)
+    recipe = load_recipe(recipe_name)
     return replace(recipe, gemm=gemm_profile(profile_name)) if profile_name else recipe
 
 

@@ -27,7 +27,8 @@ from rich.table import Table
 import mxref
 import mxref_torch
 from bench.step import PARTS, PHASES, Steps, config_of, timed_parts
-from mxref_training.config import TrainConfig, find_recipe
+from mxref.recipe_files import load_recipe
+from mxref_training.config import TrainConfig
 from mxref_training.model.llama import Llama
 from mxref_training.numerics import deterministic
 
@@ -64,7 +65,7 @@ def steps_of(
     config: TrainConfig, recipe: str, backend: mxref.Backend, steps: int, clock: Clock
 ) -> dict[str, Any]:
     """Return the split of the fastest of the steps, in milliseconds; the first two make caches and are not counted."""
-    taken = Steps(Llama(config.model, config.run.seed), find_recipe(recipe), config, backend)
+    taken = Steps(Llama(config.model, config.run.seed), load_recipe(recipe), config, backend)
     fastest: dict[str, Any] = {}
     wall = []
     for step in range(steps + 2):

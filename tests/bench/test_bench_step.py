@@ -15,10 +15,11 @@ from click.testing import CliRunner
 import mxref_torch
 from bench import bench_gpu_step, step
 from mxref import get_backend
+from mxref.recipe_files import load_recipe
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_torch.operators import blocks, dense
-from mxref_training.config import OptimConfig, RunConfig, TrainConfig, find_recipe
+from mxref_training.config import OptimConfig, RunConfig, TrainConfig
 from mxref_training.dimensions import ModelConfig
 from mxref_training.errors import DivergedError
 from mxref_training.model.llama import Llama
@@ -34,7 +35,7 @@ CONFIG = TrainConfig(
 
 def steps_of(recipe: str, config: TrainConfig = CONFIG) -> step.Steps:
     model = Llama(config.model, config.run.seed)
-    return step.Steps(model, find_recipe(recipe), config, get_backend("reference"))
+    return step.Steps(model, load_recipe(recipe), config, get_backend("reference"))
 
 
 def test_a_step_is_cut_at_its_phases_and_trains() -> None:

@@ -13,10 +13,10 @@ from typing import Any
 
 from mxref import get_backend
 from mxref.gemm import gemm_profile
+from mxref.recipe_files import load_recipe
 from mxref_torch import CapturedStep
 from mxref_torch.captured.graph import StepRunner
 from mxref_training import steps
-from mxref_training.config import find_recipe
 from mxref_training.distributed.ranks import connected, started_ranks
 from mxref_training.parallel import ParallelConfig
 from training_setup import CONFIG, change, run
@@ -51,7 +51,7 @@ def main(folder: Path, name: str, way: str, form: str) -> None:
     StepRunner._captured = counting  # type: ignore[method-assign]
     if way == "plain":
         steps.CapturedStep = uncaptured  # type: ignore[assignment, misc]
-    recipe = replace(find_recipe(name), gemm=gemm_profile("bounded"))
+    recipe = replace(load_recipe(name), gemm=gemm_profile("bounded"))
     with connected(started_ranks()) as ranks:
         run(folder, recipe, replace(SIZES, parallel=FORMS[form]), backend=get_backend("triton"), ranks=ranks)
     assert captures == (way == "graph")

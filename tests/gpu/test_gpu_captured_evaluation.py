@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from mxref import get_backend
 from mxref.gemm import gemm_profile
-from mxref_training.config import find_recipe
+from mxref.recipe_files import load_recipe
 from mxref_training.evaluate import CapturedEvaluation, evaluate
 from training_setup import CONFIG, SR, change, lines, metrics, run
 
@@ -22,7 +22,7 @@ SIZES = change(replace(CONFIG, model=MODEL), steps=9, eval_every=2, eval_tokens=
 
 @pytest.mark.parametrize("recipe", ["bf16", "fp8", "mxfp4_h16", "sr"])
 def test_losses_are_those_without_a_graph(recipe, tmp_path, monkeypatch, cases):
-    treatment = replace(SR if recipe == "sr" else find_recipe(recipe), gemm=gemm_profile("bounded"))
+    treatment = replace(SR if recipe == "sr" else load_recipe(recipe), gemm=gemm_profile("bounded"))
     captured, right = [], CapturedEvaluation._captured
 
     def counting(self):

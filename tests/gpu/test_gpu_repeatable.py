@@ -20,10 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 from mxref.discovery import get_backend
 from mxref.gemm import gemm_profile
-from mxref_training.config import Compile, find_recipe
+from mxref.recipe_files import load_recipe
+from mxref_training.config import Compile
 from training_setup import CONFIG, change, run
 
-recipe = replace(find_recipe(sys.argv[1]), gemm=gemm_profile("bounded"))
+recipe = replace(load_recipe(sys.argv[1]), gemm=gemm_profile("bounded"))
 model = replace(CONFIG.model, layers=2, width=512, heads=8, kv_heads=8, ffn=512, max_seq=128)
 sizes = dict(steps=20, eval_every=10, batch=8, micro_batch=8, seq_len=128, eval_tokens=128)
 config = change(replace(CONFIG, model=model), deterministic=True, compile=Compile.BLOCK, capture=True, **sizes)

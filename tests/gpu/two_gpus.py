@@ -15,8 +15,8 @@ import torch
 
 from mxref.discovery import get_backend
 from mxref.recipe import Recipe
-from mxref.recipe_files import recipe_from_table
-from mxref_training.config import TrainConfig, find_recipe
+from mxref.recipe_files import load_recipe, recipe_from_table
+from mxref_training.config import TrainConfig
 from mxref_training.distributed.ranks import Ranks, connected, started_ranks
 from mxref_training.parallel import ParallelConfig
 from training_setup import CONFIG, change, run
@@ -26,7 +26,7 @@ LAYOUTS = {"shard": (1, 2, 1), "replicate": (2, 1, 1), "tensor": (1, 1, 2)}
 SR_H16 = recipe_from_table(
     {"dialect": "amd", "gemm": "ordered", "all": {"rounding": "sr", "hadamard": 16, "signs": "fixed"}}
 )
-RECIPES: dict[str, Recipe] = {"bf16": find_recipe("bf16"), "fp8": find_recipe("fp8"), "sr_h16": SR_H16}
+RECIPES: dict[str, Recipe] = {"bf16": load_recipe("bf16"), "fp8": load_recipe("fp8"), "sr_h16": SR_H16}
 STEPS, KILLED_STEPS = 4, 60
 
 

@@ -16,7 +16,7 @@ import pytest
 from mxref.dialects import dialect
 from mxref.errors import FileFormatError, MxrefError, RecipeError
 from mxref.recipe import DgradSpec, FpropSpec, OperandSpec, Recipe, WgradSpec
-from mxref.recipe_files import recipe_from_table
+from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref.roles import OPERANDS
 from mxref.tomlio import MAX_DEPTH, build, dumps, merge, read_toml, to_table
 from mxref_training.config import (
@@ -26,7 +26,6 @@ from mxref_training.config import (
     RunConfig,
     TrainConfig,
     config_from_table,
-    find_recipe,
     load_config,
 )
 from mxref_training.dimensions import ModelConfig, RopeScaling
@@ -242,7 +241,7 @@ def test_toml_that_is_nested_too_deep(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(FileFormatError, match=rf"deep.toml is not valid TOML: .* {MAX_DEPTH} deep"):
             read_toml(path)
-    for read in (load_config, find_recipe, load_ladder):
+    for read in (load_config, load_recipe, load_ladder):
         with pytest.raises(FileFormatError, match=f"{MAX_DEPTH} deep"):
             read(path)
     path.write_text(f"a = {'[' * (MAX_DEPTH - 1)}{']' * (MAX_DEPTH - 1)}")
@@ -261,7 +260,7 @@ def test_files_that_are_no_toml(tmp_path: Path) -> None:
     "name", ["x" * 5000, "a/" * 2500, "x" * 5000 + ".toml", "a\0b", "a\0b.toml", "", ".", "/"]
 )
 def test_names_and_paths_that_cannot_be(name: str) -> None:
-    for read in (load_config, find_recipe, load_ladder):
+    for read in (load_config, load_recipe, load_ladder):
         with pytest.raises(MxrefError) as caught:
             read(name)
         assert len(str(caught.value)) < 600

@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from mxref import get_backend
+from mxref.recipe_files import load_recipe
 from mxref_torch import advance, check_census, convert
-from mxref_training.config import find_recipe
 
 RANKS, TOKENS = 2, 64
 
@@ -23,7 +23,7 @@ RANKS, TOKENS = 2, 64
 def built(backend: str, recipe: str) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(32, 64), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 64, bias=False))
-    return model, convert(model, find_recipe(recipe), backend=get_backend(backend), seed=1).context
+    return model, convert(model, load_recipe(recipe), backend=get_backend(backend), seed=1).context
 
 
 def train(model: nn.Module, context: Any, recipe: str, steps: int) -> list[float]:
@@ -41,7 +41,7 @@ def train(model: nn.Module, context: Any, recipe: str, steps: int) -> list[float
             loss = model(ids).square().mean()
             losses.append(loss.item())
             loss.backward()
-        check_census(context, model, find_recipe(recipe), 2)
+        check_census(context, model, load_recipe(recipe), 2)
         optimizer.step()
         optimizer.zero_grad()
         # Before the step is closed: what was made of the weights must not outlive their change.

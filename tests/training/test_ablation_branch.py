@@ -16,10 +16,9 @@ from safetensors.torch import load_file
 import mxref
 from ablation_fakes import FakeCorpus, FakeTrainer, ladder, tiny
 from mxref.cli import main
-from mxref.recipe_files import recipe_from_table
+from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref.tomlio import to_table
 from mxref_training.branch import begin_branch
-from mxref_training.config import find_recipe
 from mxref_training.errors import ConfigError
 from mxref_training.interrupt import Interrupted
 from mxref_training.lab.branches import run_branches
@@ -327,7 +326,7 @@ def test_the_command_branches_and_prints_the_differences(
 
 def test_annealed_branches_end_at_a_rate_of_0_and_are_evaluated_with_another_recipe(tmp_path: Path) -> None:
     backend = mxref.get_backend("numba")
-    asked = Extra({}, {"bf16": to_table(find_recipe("bf16"))})
+    asked = Extra({}, {"bf16": to_table(load_recipe("bf16"))})
     results, _ = branches(
         tmp_path / "a",
         design(anneal=True, moments=["4"]),

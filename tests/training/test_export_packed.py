@@ -18,11 +18,11 @@ from exported import SCALED, TIED, exported, ours, refused, stored, trained, wei
 from mxref.dialects import DIALECTS
 from mxref.discovery import get_backend
 from mxref.recipe import Recipe
-from mxref.recipe_files import recipe_from_table
+from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref.roles import GemmRole
 from mxref.tomlio import to_table
 from mxref_torch import convert
-from mxref_training.config import RECIPES, find_recipe, names
+from mxref_training.config import RECIPES, names
 from mxref_training.errors import HuggingFaceError
 from mxref_training.export.packed import CONVENTIONS, packed_layers
 
@@ -144,7 +144,7 @@ def test_the_codes_are_those_that_fprop_multiplies(run: Path, tmp_path: Path) ->
 def test_mxfp8_is_read_back_bit_for_bit(run: Path, tmp_path: Path) -> None:
     config, tensors = packed(run, tmp_path / "hf", "compressed-tensors", "--recipe", "mxfp8")
     assert config["format"] == "mxfp8-quantized"
-    own, spec = weights(run), find_recipe("mxfp8").fprop.w
+    own, spec = weights(run), load_recipe("mxfp8").fprop.w
     for layer in LINEAR:
         assert tensors[f"{layer}.weight"].dtype is torch.float8_e4m3fn
         found = compressed_tensors_reads(config, tensors, layer)
@@ -218,7 +218,7 @@ def test_a_schedule_counts_up_to_the_last_step(tmp_path: Path) -> None:
 
 def test_the_recipe_in_a_checkpoint_is_the_recipe() -> None:
     for name in names(RECIPES):
-        recipe = find_recipe(name)
+        recipe = load_recipe(name)
         assert recipe_from_table(json.loads(json.dumps(to_table(recipe)))) == recipe, name
 
 

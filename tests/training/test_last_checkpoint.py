@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from mxref.discovery import get_backend
+from mxref.recipe_files import load_recipe
 from mxref.tomlio import build, to_table
-from mxref_training.config import find_recipe
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.data.tokens import Tokens
 from mxref_training.errors import ConfigError
@@ -67,7 +67,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], d
         "first": on_disk(folder, "first", Tokens(halves.ids[:65], 1, 65, "1")),
         "both": on_disk(folder, "both", halves),
     }
-    recipes = {name: to_table(find_recipe(name)) for name in ("bf16", "fp8")}
+    recipes = {name: to_table(load_recipe(name)) for name in ("bf16", "fp8")}
     return ladder(folder / "plain"), ladder(folder / "more", Extra(texts, recipes))
 
 
@@ -97,7 +97,7 @@ def test_the_own_recipe_gives_the_last_loss_of_the_log(
         assert last["losses"]["own"]["both"] != loss
         assert last["texts"]["both"] == {"tokens": 200, "sha256": CORPUS.val.sha256}
         assert last["recipes"]["own"] == result["recipe"]
-        assert last["recipes"]["bf16"] == find_recipe("bf16").digest
+        assert last["recipes"]["bf16"] == load_recipe("bf16").digest
 
 
 def test_other_recipes_evaluate_the_same_weights(results: tuple[dict[str, Any], dict[str, Any]]) -> None:
@@ -111,8 +111,8 @@ def test_other_recipes_evaluate_the_same_weights(results: tuple[dict[str, Any], 
 
 
 def test_a_run_keeps_what_is_asked_on_its_way_to_a_child_process(tmp_path: Path) -> None:
-    extra = Extra({"news": on_disk(tmp_path, "news", text(100, 4))}, {"bf16": to_table(find_recipe("bf16"))})
-    run = ArmRun(tmp_path, Arm("a", "A"), 0, CONFIG, find_recipe("fp8"), {}, extra=extra)
+    extra = Extra({"news": on_disk(tmp_path, "news", text(100, 4))}, {"bf16": to_table(load_recipe("bf16"))})
+    run = ArmRun(tmp_path, Arm("a", "A"), 0, CONFIG, load_recipe("fp8"), {}, extra=extra)
     assert ArmRun.from_table(json.loads(json.dumps(run.to_table()))).extra == extra
 
 

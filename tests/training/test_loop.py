@@ -21,12 +21,12 @@ from mxref.errors import MxrefError
 from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan
 from mxref.recipe import GemmProfile, Recipe
-from mxref.recipe_files import recipe_from_table
+from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref.reference import ReferenceBackend
 from mxref.steps.rounding import Rounding
 from mxref_torch.errors import LayerError
 from mxref_torch.optimizer_step import fp8_history
-from mxref_training.config import TrainConfig, find_recipe
+from mxref_training.config import TrainConfig
 from mxref_training.errors import ConfigError, DataError, DivergedError
 from mxref_training.evaluate import evaluate
 from mxref_training.finite import MAX_SKIPPED
@@ -71,8 +71,8 @@ def test_the_loss_falls_and_the_record_is_complete(tmp_path: Path) -> None:
     assert record["versions"]["torch"] == torch.__version__
     assert record["hardware"]["threads"] == torch.get_num_threads()
     assert record["data"]["train"] == CORPUS.train.sha256 != record["data"]["val"]
-    assert record["recipe_digest"] == find_recipe("bf16").digest
-    assert find_recipe(tmp_path / "recipe.toml") == find_recipe("bf16")
+    assert record["recipe_digest"] == load_recipe("bf16").digest
+    assert load_recipe(tmp_path / "recipe.toml") == load_recipe("bf16")
 
 
 def test_log_every_thins_the_steps_and_not_the_evaluations(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_evaluating_more_often_trains_no_differently(tmp_path: Path, recipe: Rec
 
 @pytest.mark.parametrize("recipe", ["fp8", SR], ids=["fp8", "sr"])
 def test_evaluation_leaves_no_trace(recipe: Recipe | str) -> None:
-    recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
+    recipe = load_recipe(recipe) if isinstance(recipe, str) else recipe
     model = Llama(CONFIG.model)
     context = mxref_torch.convert(model, recipe, backend=get_backend("reference"), seed=0).context
     model(torch.from_numpy(CORPUS.train.ids[:64].astype(np.int64).reshape(2, 32))).sum().backward()
@@ -112,7 +112,7 @@ def test_evaluation_leaves_no_trace(recipe: Recipe | str) -> None:
 def test_evaluation_is_on_the_first_tokens_in_order() -> None:
     model = Llama(CONFIG.model)
     context = mxref_torch.convert(
-        model, find_recipe("bf16"), backend=get_backend("reference"), seed=0
+        model, load_recipe("bf16"), backend=get_backend("reference"), seed=0
     ).context
     ids = CORPUS.val.ids
     changed = ids.copy()
@@ -243,7 +243,7 @@ def test_a_step_that_ran_in_another_format_ends_the_run(
     real = mxref_torch.convert
 
     def forgetful(model: Any, recipe: Recipe, **options: Any) -> Any:
-        return real(model, find_recipe("bf16"), **options)
+        return real(model, load_recipe("bf16"), **options)
 
     monkeypatch.setattr(mxref_torch, "convert", forgetful)
     with pytest.raises(LayerError, match=r"fprop in bf16: \d+ ran, 2 expected"):

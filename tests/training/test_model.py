@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from mxref.discovery import get_backend
+from mxref.recipe_files import load_recipe
 from mxref_torch import convert
-from mxref_training.config import PRESETS, RECIPES, OptimConfig, Schedule, find_recipe, load_config, names
+from mxref_training.config import PRESETS, RECIPES, OptimConfig, Schedule, load_config, names
 from mxref_training.dimensions import ModelConfig, RopeScaling
 from mxref_training.errors import ConfigError
 from mxref_training.model.llama import Llama, flops_per_token, parameter_count, rope_frequencies
@@ -178,7 +179,7 @@ def test_weights_depend_on_the_seed_and_not_on_the_recipe() -> None:
     for recipe in ("bf16", "fp8", "mxfp4", "tseng"):
         torch.manual_seed(len(weights))  # PyTorch's own generator has no say
         model = Llama(config, seed=5)
-        convert(model, find_recipe(recipe), backend=get_backend("reference"), seed=5)
+        convert(model, load_recipe(recipe), backend=get_backend("reference"), seed=5)
         weights.append(dict(model.named_parameters()))
     for other in weights[1:]:
         assert list(other) == list(weights[0])
@@ -334,11 +335,11 @@ def test_every_preset_and_recipe_loads() -> None:
     assert {"demo", "tiny", "llama31_8b"} <= set(names(PRESETS))
     for name in names(PRESETS):
         load_config(name)
-    digests = [find_recipe(name).digest for name in names(RECIPES)]
+    digests = [load_recipe(name).digest for name in names(RECIPES)]
     assert len(set(digests)) == len(digests) >= 6
 
 
-@pytest.mark.parametrize("find", [load_config, find_recipe])
+@pytest.mark.parametrize("find", [load_config, load_recipe])
 def test_unknown_names_are_refused(find: object) -> None:
     with pytest.raises(ConfigError, match="unknown .* 'tini'.*end in .toml"):
         find("tini")  # type: ignore[operator]

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 import mxref_torch
 from mxref.cli import main
 from mxref.errors import RecipeError
-from mxref.recipe_files import recipe_from_table
+from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref.tomlio import dumps
 from mxref_torch import LayerError
-from mxref_training.config import find_recipe, load_config
+from mxref_training.config import load_config
 from mxref_training.errors import CheckpointError
 from mxref_training.forecast import memory
 from mxref_training.log import read_lines
@@ -72,7 +72,7 @@ def test_metrics_notes_and_the_record_name_the_phases(tmp_path: Path) -> None:
     ]
     identity = json.loads((tmp_path / "run.json").read_text())["identity"]
     assert identity["phases"] == [["fp8", 0], ["main", 2], ["healing", 4], ["bf16", 5]]
-    assert find_recipe(tmp_path / "recipe.toml") == PLAN
+    assert load_recipe(tmp_path / "recipe.toml") == PLAN
 
 
 def test_telemetry_measures_what_a_phase_quantizes_and_the_report_shows_the_phases(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_layers_are_named_only_where_their_treatment_differs() -> None:
 
 def test_the_memory_of_a_run_is_that_of_its_largest_phase() -> None:
     plain, tail = (recipe_from_table({"dialect": "amd", **keys}) for keys in ({}, {"schedule": [TAIL]}))
-    bf16, config = find_recipe("bf16"), load_config("tiny")
+    bf16, config = load_recipe("bf16"), load_config("tiny")
     assert memory(config, tail) == memory(config, bf16)
     assert memory(config, plain).activations < memory(config, bf16).activations
     half = recipe_from_table({"dialect": "amd", "layers": [{"blocks": "-1", "recipe": "bf16"}]})

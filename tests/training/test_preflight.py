@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 from mxref.cli import main
 from mxref.discovery import get_backend
 from mxref.errors import MxrefError
-from mxref.recipe_files import recipe_from_table
+from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref_training import device
-from mxref_training.config import Compile, TrainConfig, find_recipe, load_config
+from mxref_training.config import Compile, TrainConfig, load_config
 from mxref_training.device import known_errors, memory_limit
 from mxref_training.errors import CheckpointError, ConfigError
 from mxref_training.forecast import less_memory, memory, require_memory
@@ -27,7 +27,7 @@ from training_setup import run
 HALVES = {"format": "mxfp4", "hadamard": 64}
 
 CPU = torch.device("cpu")
-RECIPE = find_recipe("mxfp4")
+RECIPE = load_recipe("mxfp4")
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,6 @@ def no_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("the corpus was built")
 
     monkeypatch.setattr("mxref_training.data.corpus.prepare_corpus", made)
-    monkeypatch.setattr("mxref_training.start.prepare_corpus", made)
 
 
 def command(*args: str) -> Result:

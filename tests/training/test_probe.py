@@ -22,10 +22,9 @@ from html_page import Page
 from mxref.cli import main
 from mxref.discovery import get_backend
 from mxref.recipe import BF16_RECIPE, Recipe
-from mxref.recipe_files import recipe_from_table
+from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref.roles import GemmRole
 from mxref_torch.layer.linear import MXLinear
-from mxref_training.config import find_recipe
 from mxref_training.errors import ConfigError
 from mxref_training.probe import batch, measure
 from mxref_training.probe.arms import NamedRecipe, resolved
@@ -115,7 +114,7 @@ def test_results_say_what_they_stand_on(found: Path, trained: Path) -> None:
     tokens = CORPUS.val.ids[:65].astype(np.int64)
     windows = np.stack([tokens[:33], tokens[32:]]).astype("<i8")
     assert results["batch"]["sha256"] == hashlib.sha256(windows.tobytes()).hexdigest()
-    assert [recipe["digest"] for recipe in results["recipes"]][1] == find_recipe("mxfp4").digest
+    assert [recipe["digest"] for recipe in results["recipes"]][1] == load_recipe("mxfp4").digest
     manifest = json.loads((trained / "checkpoints" / "step-3" / "manifest.json").read_text())
     assert results["moments"][0]["model_sha256"] == manifest["model.safetensors"]["sha256"]
     assert results["data"] == {"hashes": CORPUS.hashes, "other": []}
@@ -130,7 +129,7 @@ def test_the_page_stands_alone_and_has_every_figure(found: Path) -> None:
     assert not {"script", "link", "img", "iframe", "object"} & set(parsed.tags)
     assert len(parsed.ids) == len(set(parsed.ids))
     assert parsed.tags.count("svg") == 4
-    for text in ("mxfp4_h16", "dead zone", "Wgrad X", "step 3", find_recipe("mxfp4").digest, "versions"):
+    for text in ("mxfp4_h16", "dead zone", "Wgrad X", "step 3", load_recipe("mxfp4").digest, "versions"):
         assert text in page or text.capitalize() in page, text
     lines = (found / "probe.md").read_text(encoding="utf-8").splitlines()
     assert any(
@@ -158,7 +157,7 @@ def test_the_csv_has_a_line_for_each_gemm(found: Path) -> None:
     own = next(x for x in lines if (x["recipe"], x["role"]) == ("mxfp4", "wgrad"))
     assert (own["a_operand"], own["b_operand"], own["formats"]) == ("dy", "x", "mxfp4")
     assert float(own["snr"]) < 30
-    assert own["digest"] == find_recipe("mxfp4").digest
+    assert own["digest"] == load_recipe("mxfp4").digest
 
 
 def test_a_second_probe_gives_the_same_file(found: Path, trained: Path, tmp_path: Path) -> None:
@@ -171,7 +170,7 @@ def test_a_second_probe_gives_the_same_file(found: Path, trained: Path, tmp_path
 
 
 RECIPES = {
-    "fp8": find_recipe("fp8"),
+    "fp8": load_recipe("fp8"),
     "sr": recipe_from_table(
         {"dialect": "amd", "all": {"rounding": "sr", "hadamard": 16, "signs": "per_step"}}
     ),
@@ -372,7 +371,7 @@ def test_a_product_that_leaves_the_backends_range_is_computed_again() -> None:
         mxref_torch.convert(model, BF16_RECIPE, backend=backend)
         layer = model[0]
         assert isinstance(layer, MXLinear)
-        ((_, rows_of, _),) = LayerProbe(Captured("0", layer, x, dy, 0)).rows({"mxfp4": find_recipe("mxfp4")})
+        ((_, rows_of, _),) = LayerProbe(Captured("0", layer, x, dy, 0)).rows({"mxfp4": load_recipe("mxfp4")})
         products.append(rows_of)
     assert products[0] == products[1]
 

@@ -16,11 +16,10 @@ from mxref.discovery import get_backend
 from mxref.formats import E2M1, E4M3, E8M0, BlockFormat
 from mxref.placement import Placement
 from mxref.recipe import BF16_RECIPE, OperandSpec
-from mxref.recipe_files import recipe_from_table
+from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref.roles import GemmRole
 from mxref.steps.random import Stream
 from mxref_torch.layer.linear import MXLinear
-from mxref_training.config import find_recipe
 from mxref_training.probe.bounds import plain_bound, relative_gap, rotated_bound
 from mxref_training.probe.draws import LayerDraws, Spread, lengths
 from mxref_training.probe.layer import Captured
@@ -55,7 +54,7 @@ def test_a_spread_is_mean_and_variance_of_its_draws() -> None:
 
 def test_only_recipes_with_random_bits_have_rows(gaussian: Captured) -> None:
     drawn = LayerDraws(gaussian, 2)
-    recipes = {name: find_recipe(name) for name in ("fp8", "mxfp4", "mxfp4_h16", "tseng")}
+    recipes = {name: load_recipe(name) for name in ("fp8", "mxfp4", "mxfp4_h16", "tseng")}
     found = [(row["recipe"], row["role"]) for row in drawn.variances(recipes)]
     assert found == [("tseng", "dgrad"), ("tseng", "wgrad")]
     operands = [(row["role"], row["operand"]) for row in drawn.unbiased(recipes)]

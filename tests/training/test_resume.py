@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from mxref.recipe import Recipe
-from mxref_training.config import Schedule, find_recipe
+from mxref.recipe_files import load_recipe
+from mxref_training.config import Schedule
 from mxref_training.errors import CheckpointError, ConfigError
 from mxref_training.trainer import Interrupted
 from training_setup import (
@@ -149,7 +150,7 @@ def test_no_resume_starts_over_and_keeps_strangers(tmp_path: Path) -> None:
     result = run(tmp_path, "fp8", resume=False, stop_after=1)
     assert result.tokens == 128
     assert (tmp_path / "notes.txt").read_text() == "mine"
-    assert find_recipe(tmp_path / "recipe.toml") == find_recipe("fp8")
+    assert load_recipe(tmp_path / "recipe.toml") == load_recipe("fp8")
 
 
 @pytest.mark.parametrize("resume", [True, False])

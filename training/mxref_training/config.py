@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from mxref.errors import RecipeError
-from mxref.recipe import Recipe
-from mxref.recipe_files import load_recipe
 from mxref.tomlio import build, merge, nearest, read_toml, shown, to_table
 from mxref_training import limits
 from mxref_training.dimensions import ModelConfig
@@ -311,15 +309,6 @@ def load_config(source: str | Path, overrides: Sequence[str | Mapping[str, Any]]
     if config.run.init_from is not None:
         require_same_shape(to_table(config.model), Path(config.run.init_from))
     return config
-
-
-def find_recipe(source: str | Path) -> Recipe:
-    """Return the recipe of a TOML file, or of the name of one that the package ships.
-
-    Raises:
-        ConfigError: an unknown name; RecipeError or FileFormatError: a file that does not hold a recipe.
-    """
-    return load_recipe(_find(source, RECIPES, "recipe"))
 
 
 def names(folder: Path) -> list[str]:

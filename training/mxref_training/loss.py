@@ -64,7 +64,7 @@ class CompiledLoss:
     def _loss(self, inputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
         x = inputs
         if self._by_block:
-            x = self._model.model.residual(inputs, self._model.compute_dtype)
+            x = self._model.model(inputs, self._model.compute_dtype)
         loss: torch.Tensor = self._part(x, targets, reduction)
         return loss
 

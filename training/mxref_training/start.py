@@ -10,7 +10,7 @@ from mxref.backend import Backend
 from mxref.recipe import Recipe
 from mxref_training.agreement import require_agreement, require_same_draws, require_shared
 from mxref_training.config import TrainConfig
-from mxref_training.data.corpus import TokenCorpus, check_lengths, prepare_corpus
+from mxref_training.data import corpus as tokens
 from mxref_training.device import device_name, known_errors
 from mxref_training.distributed.ranks import Ranks, restarted
 from mxref_training.distributed.share import layout_identity
@@ -33,7 +33,7 @@ def begun(
     out: Path,
     *,
     backend: Backend,
-    corpus: TokenCorpus | None,
+    corpus: tokens.TokenCorpus | None,
     label: str,
     progress: ProgressSink | None,
     resume: bool,
@@ -43,51 +43,62 @@ def begun(
 
     Within the block numerics are fixed, and an exception that is none of mxref's ends in RunError on all ranks.
     """
-    device = preflight(config, recipe, backend, ranks=ranks)
-    corpus = corpus or prepare_corpus(config)
-    check_lengths(config, corpus)
-    corpus.tokenizer.check_vocab(config.model.vocab)
-    folder = RunFolder(Path(out), config.run.keep, ranks)
-    run = OpenRun(config, recipe, backend, device, corpus, folder, ranks, {}, label, ProgressSink())
-
-    def when() -> str:
-        return f"after {run.step} of {config.run.steps} steps" if run.training else "before its first step"
-
-    def way_on() -> str:
-        saved = folder.store.latest()
-        return f"the same command goes on from step {saved}" if saved else "the same command starts it again"
-
     with (
         ranks.one_error(),
-        fixed_numerics(config, backend, device),
-        reporting((progress or default_progress()) if ranks.first else ProgressSink()) as run.sink,
-        folder.alone(LEASE if restarted() else 0.0) if ranks.first else nullcontext(),
-        explained(folder.log, when, way_on),
-        ranks.one_error(),
-        known_errors(less_memory(config)),
+        reporting((progress or default_progress()) if ranks.first else ProgressSink()) as sink,
     ):
-        run.identity = identity(config, recipe, backend, corpus) | layout_identity(config, ranks.world)
-        require_agreement(ranks, folder.path, run.identity)
-        if ranks.first and not resume:
-            folder.clear()
-        run.exists, run.step = ranks.broadcast(_found(run) if ranks.first else (False, 0))
-        if run.exists:
-            require_shared(folder.path / "run.json", ranks)
-        if run.step > config.run.steps:
-            raise CheckpointError(
-                f"the run in {out} is at step {run.step} already, beyond run.steps = {config.run.steps}; "
-                f"choose another --out, or {start_over(folder.path)}"
+        device = preflight(config, recipe, backend, ranks=ranks)
+        if corpus is None:
+            with ranks.first_alone("prepares the data"):
+                corpus = tokens.prepare_corpus(config)
+            sink.note(corpus.report)
+        tokens.check_lengths(config, corpus)
+        corpus.tokenizer.check_vocab(config.model.vocab)
+        folder = RunFolder(Path(out), config.run.keep, ranks)
+        run = OpenRun(config, recipe, backend, device, corpus, folder, ranks, {}, label, sink)
+
+        def when() -> str:
+            return (
+                f"after {run.step} of {config.run.steps} steps" if run.training else "before its first step"
             )
-        if run.finished:
-            run.sink.note(f"{folder.path} is finished: {run.step} steps")
-            if ranks.first:
-                for log in open_logs(folder.path, recorded_lengths(folder.store.state(run.step))).values():
-                    log.close()
-                folder.store.settle(run.step)
-            run.describe()
-        elif not run.step and config.run.init_from is None:
-            require_same_draws(ranks)
-        yield run
+
+        def way_on() -> str:
+            saved = folder.store.latest()
+            return (
+                f"the same command goes on from step {saved}" if saved else "the same command starts it again"
+            )
+
+        with (
+            fixed_numerics(config, backend, device),
+            folder.alone(LEASE if restarted() else 0.0) if ranks.first else nullcontext(),
+            explained(folder.log, when, way_on),
+            ranks.one_error(),
+            known_errors(less_memory(config)),
+        ):
+            run.identity = identity(config, recipe, backend, corpus) | layout_identity(config, ranks.world)
+            require_agreement(ranks, folder.path, run.identity)
+            if ranks.first and not resume:
+                folder.clear()
+            run.exists, run.step = ranks.broadcast(_found(run) if ranks.first else (False, 0))
+            if run.exists:
+                require_shared(folder.path / "run.json", ranks)
+            if run.step > config.run.steps:
+                raise CheckpointError(
+                    f"the run in {out} is at step {run.step} already, beyond run.steps = {config.run.steps}; "
+                    f"choose another --out, or {start_over(folder.path)}"
+                )
+            if run.finished:
+                run.sink.note(f"{folder.path} is finished: {run.step} steps")
+                if ranks.first:
+                    for log in open_logs(
+                        folder.path, recorded_lengths(folder.store.state(run.step))
+                    ).values():
+                        log.close()
+                    folder.store.settle(run.step)
+                run.describe()
+            elif not run.step and config.run.init_from is None:
+                require_same_draws(ranks)
+            yield run
 
 
 def _found(run: OpenRun) -> tuple[bool, int]:

@@ -112,8 +112,14 @@ class TrainingRun:
         try:
             with shadowed(run, parts.model), StopRequest() as request, parts.saver:
                 while run.step < last:
+                    if phase := parts.schedule.begins(run.step):
+                        self._report(parts.steps.catch_up())
+                        parts.steps.begin_phase()
+                        run.sink.note(f"step {run.step + 1} begins the phase {phase}")
                     with self.profiler.step(run.step + 1):
-                        self._step()
+                        taken = parts.steps.take(parts.loader.next_batch(settings.batch), run.step)
+                        run.step += 1
+                        self._report(taken)  # of the step before, where steps are captured
                     if run.step % settings.eval_every == 0 or run.step == settings.steps:
                         self._evaluate()
                     parts.saver.poll()
@@ -132,17 +138,6 @@ class TrainingRun:
             parts.steps.close()
             self.log.close()
             self.profiler.close()
-
-    def _step(self) -> None:
-        """Take a step, or start one and report the one before it."""
-        run, parts = self.run, self.parts
-        if phase := parts.schedule.begins(run.step):
-            self._report(parts.steps.catch_up())
-            parts.steps.begin_phase()
-            run.sink.note(f"step {run.step + 1} begins the phase {phase}")
-        taken = parts.steps.take(parts.loader.next_batch(self.settings.batch), run.step)
-        run.step += 1
-        self._report(taken)
 
     def _report(self, taken: Taken | None) -> None:
         """Log a step that has ended, if there is one, and stop where too many were skipped in a row."""

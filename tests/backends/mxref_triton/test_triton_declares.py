@@ -8,10 +8,11 @@ pytest.importorskip("triton")
 
 from mxref.formats import E2M1
 from mxref.recipe import OperandSpec
+from mxref.recipe_files import load_recipe
 from mxref.reference import ReferenceBackend
 from mxref.steps.scale import bump_above
 from mxref_torch.conversion.convert import require_supported
-from mxref_training.config import RECIPES, find_recipe, names
+from mxref_training.config import RECIPES, names
 from mxref_triton.backend import TritonBackend
 from mxref_triton.lane.treatment import Output, treatment
 
@@ -20,7 +21,7 @@ from mxref_triton.lane.treatment import Output, treatment
 def test_every_shipped_recipe_works_as_it_is(name):
     backend = ReferenceBackend()
     backend.capabilities = TritonBackend.capabilities
-    for own in find_recipe(name).treatments():
+    for own in load_recipe(name).treatments():
         require_supported(backend, own)
 
 

@@ -186,10 +186,10 @@ def test_a_place_has_two_axes_and_a_tensor():
 
 
 def test_formats_are_named_in_words():
-    from mxref_training.config import find_recipe
+    from mxref.recipe_files import load_recipe
     from mxref_training.treatment import describe
 
-    found = dict(describe(find_recipe("mxfp8_hybrid")))
+    found = dict(describe(load_recipe("mxfp8_hybrid")))
     assert found["Fprop"] == "MXFP8 E4M3, RCEIL"
     assert found["Dgrad"] == "MXFP8 E5M2 on dY, MXFP8 E4M3 on W, RCEIL"
     prescaled = recipe_of({"wgrad": {"prescale": True, "dy": {"format": E5M2}}})

@@ -11,17 +11,16 @@ torch = pytest.importorskip("torch")
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from mxref.recipe_files import recipe_from_table
+from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref.reference import ReferenceBackend
 from mxref_torch import convert
 from mxref_torch.layer.linear import LinearFunction
-from mxref_training.config import find_recipe
 
 MIXED = {"all": {"format": "fp8"}, "dgrad": {"format": "mxfp4"}, "wgrad": {"format": "bf16"}}
 RECIPES = {
-    "bf16": lambda: find_recipe("bf16"),
-    "fp8": lambda: find_recipe("fp8"),
-    "mxfp4_h16": lambda: find_recipe("mxfp4_h16"),
+    "bf16": lambda: load_recipe("bf16"),
+    "fp8": lambda: load_recipe("fp8"),
+    "mxfp4_h16": lambda: load_recipe("mxfp4_h16"),
     "mixed": lambda: recipe_from_table(MIXED),
 }
 

@@ -12,9 +12,9 @@ import torch
 from operands import assembled, kept
 
 from mxref.recipe import Recipe
-from mxref.recipe_files import recipe_from_table
+from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref_torch import convert
-from mxref_training.config import Recompute, TrainConfig, find_recipe
+from mxref_training.config import Recompute, TrainConfig
 from mxref_training.distributed import sharded
 from mxref_training.distributed.ranks import Ranks, connected, started_ranks
 from mxref_training.distributed.share import check_layout
@@ -121,7 +121,7 @@ def main(folder: Path, replicate: int, shard: int, tensor: int) -> None:
         for recipe in (SR, SR_H16):
             same_operands(ranks, config, folder, recipe)
         for name in ("bf16", "fp8", "mxfp4_h16"):
-            assert find_recipe(name)
+            assert load_recipe(name)
             near_steps(ranks, config, folder, name)
 
 

@@ -11,8 +11,9 @@ pytest.importorskip("torch")
 from click.testing import CliRunner
 
 from mxref.cli import main
+from mxref.recipe_files import load_recipe
 from mxref.tomlio import to_table
-from mxref_training.config import Compile, find_recipe, load_config
+from mxref_training.config import Compile, load_config
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.distributed.share import Share, added, check_layout
 from mxref_training.errors import ConfigError
@@ -158,7 +159,7 @@ def test_the_preset_of_the_benchmark_has_its_numbers() -> None:
 
 
 def test_the_memory_of_a_rank_is_its_part() -> None:
-    recipe, config = find_recipe("mxfp4_h16"), load_config("llama31_8b", ["run.micro_batch=8"])
+    recipe, config = load_recipe("mxfp4_h16"), load_config("llama31_8b", ["run.micro_batch=8"])
     alone, eight = memory(config, recipe), memory(config, recipe, Axes(1, 8, 1))
     assert alone.gathered == 0
     assert alone.total - alone.tables == pytest.approx(8 * (eight.total - eight.tables - eight.gathered))

@@ -17,10 +17,10 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from mxref.recipe import Recipe
-from mxref.recipe_files import recipe_from_table
+from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref.tomlio import to_table
 from mxref_torch import LayerError, convert
-from mxref_training.config import TrainConfig, find_recipe
+from mxref_training.config import TrainConfig
 from mxref_training.distributed import sharded
 from mxref_training.distributed.ranks import PeerStopped, Ranks, connected, started_ranks
 from mxref_training.distributed.share import check_layout
@@ -199,7 +199,7 @@ def main(folder: Path) -> None:
         captured(ranks, replace(WHOLE, optim=CONFIG.optim), MIXED, folder / "captured")
         one_rank_alone(ranks)
         same_operands(ranks, folder)
-        same_steps(ranks, folder, find_recipe("fp8"))
+        same_steps(ranks, folder, load_recipe("fp8"))
         whole = replace(change(WHOLE, capture=True), parallel=ParallelConfig(2, 1))
         same_steps(ranks, folder / "replicas", PHASES, whole)
         one_error(ranks)

@@ -160,6 +160,6 @@ def _treatment(recipe: str | None, dialect: str | None) -> Recipe | None:
         return replace(Recipe(), fprop=FpropSpec(spec, spec))
     if recipe is None:
         return None
-    from mxref_training.config import find_recipe
+    from mxref.recipe_files import load_recipe
 
-    return find_recipe(recipe)
+    return load_recipe(recipe)

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from mxref.backend import Backend
     from mxref.recipe import Recipe
     from mxref_training.config import TrainConfig
-    from mxref_training.distributed.ranks import Ranks
-    from mxref_training.track import Observation
+    from mxref_training.log import TrainResult
 
 
 _LET_IT_SPEAK = 5
@@ -139,7 +138,10 @@ def train(
     wait_passively()
     _require_torch()
     from mxref.terminal import echo
+    from mxref_training import trainer
     from mxref_training.distributed.ranks import PeerStopped, connected, restarted, started_ranks
+    from mxref_training.interrupt import Interrupted
+    from mxref_training.track import Observation, Window
 
     tables: list[str | dict[str, Any]] = [*overrides]
     if data is not None:
@@ -169,15 +171,25 @@ def train(
                     f"recipe {recipe} ({treatment.digest}), backend {chosen.name} ({why}), writing to {folder}",
                     err=True,
                 )
-            from mxref_training.track import Observation, Window
-
-            observe = Observation(track or "", Window.parse(profile) if profile else None)
-            code = _train(loaded, treatment, folder, chosen, resume, observe, started)
+            result = trainer.train(
+                loaded,
+                treatment,
+                folder,
+                backend=chosen,
+                resume=resume,
+                observe=Observation(track or "", Window.parse(profile) if profile else None),
+                ranks=started,
+            )
+    except Interrupted as err:  # it was asked to stop, and lost nothing
+        if started.first:
+            echo(f"interrupted: {err}", err=True)
     except PeerStopped:  # the rank that failed shows its error
         # `torchrun` ends all ranks when the first one has ended, and calls that one the root cause.
         time.sleep(_LET_IT_SPEAK)
-        code = EXIT_ERROR
-    ctx.exit(code)
+        ctx.exit(EXIT_ERROR)
+    else:
+        if started.first:
+            _print_result(result, folder)
 
 
 def _loaded(
@@ -185,61 +197,25 @@ def _loaded(
 ) -> tuple[TrainConfig, Recipe, Backend, str]:
     """Return what the command names: configuration, recipe and backend, and why this backend."""
     from mxref.discovery import get_backend
-    from mxref_training.config import find_recipe, load_config
+    from mxref.recipe_files import load_recipe
+    from mxref_training.config import load_config
     from mxref_training.device import default_backend
 
     loaded = load_config(config, tables)
     name, why = default_backend(backend, loaded.run.device)
-    return loaded, find_recipe(recipe), get_backend(name), why
+    return loaded, load_recipe(recipe), get_backend(name), why
 
 
-def _train(
-    config: TrainConfig,
-    recipe: Recipe,
-    folder: Path,
-    backend: Backend,
-    resume: bool,
-    observe: Observation,
-    ranks: Ranks,
-) -> int:
-    """Train, print the result, and return the exit code."""
+def _print_result(result: TrainResult, folder: Path) -> None:
     from mxref.terminal import echo
-    from mxref_training import trainer
-    from mxref_training.data import corpus as data
-    from mxref_training.interrupt import Interrupted
-    from mxref_training.preflight import preflight
     from mxref_training.wording import clock, counted
 
-    observe.require(config)
-    preflight(config, recipe, backend, ranks=ranks)
-    with ranks.first_alone("prepares the data"):
-        corpus = data.prepare_corpus(config)
-    if ranks.first:
-        echo(corpus.report, err=True)
-    try:
-        result = trainer.train(
-            config,
-            recipe,
-            folder,
-            backend=backend,
-            corpus=corpus,
-            resume=resume,
-            observe=observe,
-            ranks=ranks,
-        )
-    except Interrupted as err:
-        if ranks.first:
-            echo(f"interrupted: {err}", err=True)
-        return 0  # it was asked to stop, and lost nothing
-    if not ranks.first:
-        return 0
     rate = result.tokens / result.seconds if result.seconds else 0.0
     skipped = f", {counted(result.skipped_steps, 'step')} skipped" if result.skipped_steps else ""
     echo(
         f"validation loss {result.final_loss:.4f} after {result.tokens:,} tokens in {clock(result.seconds)} "
         f"({rate:,.0f} tokens/s){skipped}; see {folder / 'metrics.jsonl'}"
     )
-    return 0
 
 
 def _print_plan(

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import mxref_torch
 from mxref.backend import Backend, within_range
 from mxref.recipe import Recipe
-from mxref.recipe_files import recipe_from_table
+from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref.tomlio import to_table
 from mxref_torch.conversion.convert import require_supported
 from mxref_torch.optimizer_step import load_fp8_history
 from mxref_training.checkpoint import CheckpointStore, Snapshot
-from mxref_training.config import TrainConfig, find_recipe
+from mxref_training.config import TrainConfig
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.data.documents import iter_labelled, survey
 from mxref_training.data.handed_over import side_from_table, side_to_table
@@ -96,7 +96,7 @@ def prepare(
             raise ConfigError(
                 f"--last-recipe {path}: another recipe is named {name!r} already; rename the file"
             )
-        recipe = find_recipe(path)
+        recipe = load_recipe(path)
         for treatment in recipe.treatments():
             require_supported(backend, treatment)
         tables[name] = to_table(recipe)

@@ -94,10 +94,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotary: RotaryTable) -> Tensor:
         """Return [B, T, D] from x [B, T, D], both in the compute dtype."""
-        q, k, v = (
-            linear(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, H or G, T, E]
-            for linear in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        heads = -1, self.head_dim
+        q = self.q_proj(x).unflatten(-1, heads).transpose(1, 2)  # [B, H, T, E]
+        k = self.k_proj(x).unflatten(-1, heads).transpose(1, 2)  # [B, G, T, E]
+        v = self.v_proj(x).unflatten(-1, heads).transpose(1, 2)
         # PyTorch's attention on a CPU is faster in float32 than in bfloat16 at the lengths that a CPU trains.
         dtype = torch.float32 if x.device.type == "cpu" else x.dtype
         out = F.scaled_dot_product_attention(
@@ -151,8 +151,11 @@ class Decoder(nn.Module):
         self.rotary_emb = RotaryTable(config)
         self.recompute = Recompute.NONE
 
-    def residual(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the residual stream after the last layer, float32 [B, T, D], from tokens int64 [B, T]."""
+    def forward(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the residual stream after the last layer, float32 [B, T, D], from tokens int64 [B, T].
+
+        The last norm is left to the caller, who may compile it together with `lm_head`.
+        """
         x: Tensor = self.embed_tokens(tokens).float()
         for layer in self.layers:
             if self.recompute is Recompute.NONE:
@@ -160,11 +163,6 @@ class Decoder(nn.Module):
             else:
                 x = through(layer, self.recompute, x, self.rotary_emb, dtype)
         return x
-
-    def forward(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the normalised residual stream, float32 [B, T, D], from tokens int64 [B, T]."""
-        y: Tensor = self.norm(self.residual(tokens, dtype))
-        return y
 
 
 class Llama(nn.Module):
@@ -208,7 +206,7 @@ class Llama(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits, float32 [B, T, V], from tokens int64 [B, T]."""
-        x = self.model(tokens, self.compute_dtype)
+        x = self.model.norm(self.model(tokens, self.compute_dtype))
         logits: Tensor = self.lm_head(x.to(self.compute_dtype))
         return logits.float()
 

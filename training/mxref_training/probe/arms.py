@@ -11,10 +11,11 @@ from torch import nn
 from mxref.backend import Backend
 from mxref.errors import MxrefError
 from mxref.recipe import Recipe
+from mxref.recipe_files import load_recipe
 from mxref.roles import GemmRole
 from mxref.tomlio import nearest, shown
 from mxref_torch.conversion.convert import recipe_of_layers
-from mxref_training.config import RECIPES, find_recipe, names
+from mxref_training.config import RECIPES, names
 from mxref_training.errors import ConfigError
 from mxref_training.lab.ladder import Ladder
 
@@ -47,8 +48,8 @@ def chosen_arms(
         MxrefError: a recipe that cannot be read.
     """
     recipes = recipes or ([] if ladders else names(RECIPES))
-    found = [("", NamedRecipe(BASELINE, "BF16", find_recipe(BASELINE)))]
-    found += [("", NamedRecipe(Path(name).stem, Path(name).stem, find_recipe(name))) for name in recipes]
+    found = [("", NamedRecipe(BASELINE, "BF16", load_recipe(BASELINE)))]
+    found += [("", NamedRecipe(Path(name).stem, Path(name).stem, load_recipe(name))) for name in recipes]
     found += [(name, arm) for name, ladder in ladders.items() for arm in _of_ladder(ladder)]
     known = [arm.name for _, arm in found]
     for name in without:
