@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from typing import Any
 
 import torch
 
 import mxref_torch
-from mxref_torch import StepContext
-from mxref_torch.step_context import RecipeSchedule
-from mxref_training.config import TrainConfig
 from mxref_training.data import SampleLoader
+from mxref_training.distributed import sharded
 from mxref_training.distributed.share import Share, check_layout
 from mxref_training.evaluate import Evaluator
 from mxref_training.finite import require_finite_start
-from mxref_training.log import recorded_lengths
-from mxref_training.loss import CompiledLoss, compiled_loss
+from mxref_training.loss import compiled_loss
+from mxref_training.model import pretrained
 from mxref_training.model.llama import Llama
-from mxref_training.model.pretrained import load_pretrained
 from mxref_training.open_run import OpenRun
 from mxref_training.optim import make_optimizer
 from mxref_training.run_state import RunState
@@ -35,8 +33,8 @@ class Built:
     """The parts of a run."""
 
     model: Llama
-    context: StepContext
-    schedule: RecipeSchedule
+    context: mxref_torch.StepContext
+    schedule: mxref_torch.step_context.RecipeSchedule
     """The phases of the recipe."""
     loader: SampleLoader
     steps: Steps
@@ -64,7 +62,9 @@ def build(run: OpenRun) -> Built:
     model.model.recompute = settings.recompute
     loss = compiled_loss(model, settings.compile)
     if not share.axes.whole:
-        _split(model, config, device, share)
+        keep = bool(config.parallel and config.parallel.keep_gathered)
+        sharded.shard(model, sharded.make_mesh(device, share.axes), device, keep_gathered=keep)
+        model.model.rotary_emb.fill()
     optimizer = make_optimizer(model, config.optim)
     kind = CapturedSteps if settings.capture else EagerSteps
     steps = kind(model, context, optimizer, config, run.recipe, loss, share)
@@ -75,48 +75,33 @@ def build(run: OpenRun) -> Built:
         context.schedule,
         loader,
         steps,
-        _evaluator(run, model, context, loss, share),
+        Evaluator(
+            model,
+            context,
+            run.corpus.val.ids,
+            seq_len=settings.seq_len,
+            batch=share.sequences(settings),
+            limit=settings.eval_tokens,
+            loss_sum=loss and loss.total,
+            share=share,
+            captured=settings.capture and device.type == "cuda" and not ranks.several,
+        ),
         RunState(model, optimizer, loader, device, ranks),
         Saver(run.folder.store, settings.async_checkpoint),
     )
 
 
-def _split(model: Llama, config: TrainConfig, device: torch.device, share: Share) -> None:
-    from mxref_training.distributed import sharded
-
-    keep = bool(config.parallel and config.parallel.keep_gathered)
-    sharded.shard(model, sharded.make_mesh(device, share.axes), device, keep_gathered=keep)
-    model.model.rotary_emb.fill()
-
-
-def _evaluator(
-    run: OpenRun, model: Llama, context: StepContext, loss: CompiledLoss | None, share: Share
-) -> Evaluator:
-    settings = run.config.run
-    return Evaluator(
-        model,
-        context,
-        run.corpus.val.ids,
-        seq_len=settings.seq_len,
-        batch=share.sequences(settings),
-        limit=settings.eval_tokens,
-        loss_sum=loss and loss.total,
-        share=share,
-        captured=settings.capture and run.device.type == "cuda" and not run.ranks.several,
-    )
-
-
-def begin(run: OpenRun, parts: Built) -> dict[str, int]:
+def begin(run: OpenRun, parts: Built) -> Mapping[str, Any]:
     """Give the parts the state of the run's checkpoint, or the initial one at step 0, which must be finite.
 
     Returns:
-        The lengths of the logs at that point, by name.
+        What the checkpoint says of the logs; nothing at step 0.
 
     Raises:
         CheckpointError: the checkpoint is of another run, is damaged or not finite.
         ConfigError: initial weights that are not finite.
     """
-    settings, lengths = run.config.run, dict[str, int]()
+    settings, lengths = run.config.run, dict[str, Any]()
     torch.manual_seed(settings.seed)  # so that a module that draws from it stays repeatable
     if run.step:
         # The checkpoint has the scales of its phase, and ranks read into those that the layers have.
@@ -128,9 +113,9 @@ def begin(run: OpenRun, parts: Built) -> dict[str, int]:
             if said:
                 run.sink.note(said)
         run.skipped_in_a_row = int(snapshot.state["skipped_in_a_row"])
-        lengths = recorded_lengths(snapshot.state)
+        lengths = snapshot.state["logs"]
     elif settings.init_from is not None:
-        load_pretrained(parts.model, Path(settings.init_from))
+        pretrained.load_pretrained(parts.model, settings.init_from)
     else:
         parts.model.reset_parameters(settings.seed)
     require_finite_start(parts.state.tensors(), run.step, run.config, run.folder.store, run.ranks)

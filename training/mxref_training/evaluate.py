@@ -20,6 +20,7 @@ import mxref_torch
 from mxref_torch import operators
 from mxref_torch.captured.graph import capturing
 from mxref_training.data import sequential_batches
+from mxref_training.distributed import sharded
 from mxref_training.distributed.share import ALONE, Share, added
 from mxref_training.loss import cross_entropy
 
@@ -163,8 +164,6 @@ class Evaluator:
     def _loss(self) -> Evaluation:
         found = evaluate(self._model, self._context, self._tokens, share=self._share, **self._sizes)
         if not self._share.axes.whole:
-            from mxref_training.distributed import sharded
-
             sharded.free(self._model)  # no backward pass frees the weights that were gathered
         return found
 
@@ -177,16 +176,10 @@ class CapturedEvaluation:
         model: nn.Module,
         context: StepContext,
         tokens: NDArray[np.integer[Any]],
-        *,
-        seq_len: int,
-        batch: int,
-        limit: int,
-        loss_sum: LossSum | None = None,
+        **sizes: Any,
     ) -> None:
-        """Prepare to evaluate a model that lies on a GPU; arguments as of `evaluate`."""
-        self._model, self._context, self._tokens = model, context, tokens
-        self._loss_sum = loss_sum
-        self._sizes: Any = {"seq_len": seq_len, "batch": batch, "limit": limit}
+        """Prepare to evaluate a model that lies on a GPU; `sizes` are the other arguments of `evaluate`."""
+        self._model, self._context, self._tokens, self._sizes = model, context, tokens, sizes
         self._device = next(model.parameters()).device
         # PyTorch's own stream for captures lies on the GPU on which this process has captured first.
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -205,9 +198,7 @@ class CapturedEvaluation:
             # The step is on the device as in a graph, so that the kernels that read it there are compiled before the
             # capture.
             with operators.device_step(self._step):
-                return evaluate(
-                    self._model, self._context, self._tokens, loss_sum=self._loss_sum, **self._sizes
-                )
+                return evaluate(self._model, self._context, self._tokens, **self._sizes)
         if self._graph is None:
             self._graph = self._captured()
         self._graph.replay()
@@ -226,7 +217,7 @@ class CapturedEvaluation:
                 for inputs, targets in windows
             ]
             self._losses = torch.zeros(len(self._batches), device=self._device)
-        graph, loss_sum = torch.cuda.CUDAGraph(), loss_of(self._model, self._loss_sum)
+        graph, loss_sum = torch.cuda.CUDAGraph(), loss_of(self._model, self._sizes.get("loss_sum"))
         with undisturbed(self._model, context):
             context.global_tokens = self._sizes["limit"] // seq_len * seq_len
             with operators.device_step(self._step), capturing(graph, self._stream):

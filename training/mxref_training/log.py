@@ -84,17 +84,17 @@ class LogFile:
         return explained(CheckpointError, f"{verb} {self.path}", way_out)
 
 
-def recorded_lengths(state: Mapping[str, Any]) -> dict[str, int]:
-    """Return the lengths of the logs in the state of a checkpoint, by name; older ones have a digest beside each."""
-    return {name: mark if isinstance(mark, int) else mark["bytes"] for name, mark in state["logs"].items()}
-
-
-def open_logs(folder: Path, lengths: Mapping[str, int]) -> dict[str, LogFile]:
+def open_logs(folder: Path, recorded: Mapping[str, Any]) -> dict[str, LogFile]:
     """Return the open logs of a run by name, cut to the lengths of a checkpoint; delete logs that it does not know.
+
+    Args:
+        folder: of the run.
+        recorded: `logs` of the checkpoint's state: lengths by name, in older ones tables with a digest beside each.
 
     Raises:
         CheckpointError: as of `LogFile`.
     """
+    lengths = {name: mark if isinstance(mark, int) else mark["bytes"] for name, mark in recorded.items()}
     for name in _OTHERS:
         if name not in lengths:
             remove(folder / f"{name}.jsonl")
@@ -108,7 +108,7 @@ class RunLog:
     """Writes what a run finds, and passes it to trackers and the progress report."""
 
     def __init__(
-        self, run: OpenRun, lengths: Mapping[str, int], schedule: RecipeSchedule, track: str
+        self, run: OpenRun, lengths: Mapping[str, Any], schedule: RecipeSchedule, track: str
     ) -> None:
         """Open the logs, cut to the lengths that a checkpoint recorded, and start a tracker, if one is named.
 

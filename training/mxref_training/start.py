@@ -18,7 +18,7 @@ from mxref_training.errors import CheckpointError, start_over
 from mxref_training.failures import explained
 from mxref_training.forecast import less_memory
 from mxref_training.identity import changed_environment, identity
-from mxref_training.log import open_logs, recorded_lengths
+from mxref_training.log import open_logs
 from mxref_training.numerics import fixed_numerics
 from mxref_training.open_run import OpenRun
 from mxref_training.preflight import preflight
@@ -90,9 +90,7 @@ def begun(
             if run.finished:
                 run.sink.note(f"{folder.path} is finished: {run.step} steps")
                 if ranks.first:
-                    for log in open_logs(
-                        folder.path, recorded_lengths(folder.store.state(run.step))
-                    ).values():
+                    for log in open_logs(folder.path, folder.store.state(run.step)["logs"]).values():
                         log.close()
                     folder.store.settle(run.step)
                 run.describe()

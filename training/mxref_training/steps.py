@@ -14,19 +14,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 import mxref_torch
 from mxref.recipe import Recipe
-from mxref_torch import CapturedStep, StepContext, StepOutcome
 from mxref_training.config import TrainConfig
-from mxref_training.distributed.share import Share, clip_split_gradients, share_amax, team_of
+from mxref_training.distributed import sharded
+from mxref_training.distributed import share as shares
 from mxref_training.finite import first_nonfinite_gradient, first_nonfinite_output
 from mxref_training.loss import CompiledLoss, cross_entropy
 from mxref_training.optim import clip_gradients, learning_rate, require_float32_state, set_learning_rate
 from mxref_training.track import measuring
 
-Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
+Tokens = np.ndarray[Any, np.dtype[np.int64]]
+Batch = tuple[Tokens, Tokens]
 """Tokens and their targets."""
 
 
@@ -58,16 +58,16 @@ class Steps:
     def __init__(
         self,
         model: torch.nn.Module,
-        context: StepContext,
+        context: mxref_torch.StepContext,
         optimizer: torch.optim.Optimizer,
         config: TrainConfig,
         recipe: Recipe,
         loss: CompiledLoss | None,
-        share: Share,
+        share: shares.Share,
     ) -> None:
         self.model, self.context, self.optimizer = model, context, optimizer
         self.config, self.recipe, self.compiled = config, recipe, loss
-        self.share, self.ranks, self.team = share, share.ranks, team_of(share, model)
+        self.share, self.ranks, self.team = share, share.ranks, shares.team_of(share, model)
         self._to_check = True
 
     def take(self, batch: Batch, step: int) -> Taken | None:
@@ -132,9 +132,9 @@ class EagerSteps(Steps):
             self.optimizer.step()
             self._check(step)
         elif not self.share.axes.whole:
-            free_gathered(self.model)
+            sharded.free(self.model)  # what forward passes without a backward pass have left gathered
         self.optimizer.zero_grad(set_to_none=True)
-        share_amax(self.model, self.ranks)
+        shares.share_amax(self.model, self.ranks)
         mxref_torch.advance(self.model)
         return Taken(step, lr, loss, norm, problem, widened, measured)
 
@@ -185,7 +185,7 @@ class EagerSteps(Steps):
         """Clip the gradients and return their norm before."""
         limit = self.config.optim.clip
         if self.ranks.several:
-            return clip_split_gradients(self.model, limit, self.ranks)
+            return shares.clip_split_gradients(self.model, limit, self.ranks)
         return float(clip_gradients(self.model.parameters(), limit))
 
 
@@ -200,7 +200,7 @@ class CapturedSteps(Steps):
         super().__init__(*parts)
         run, loss = self.config.run, self.compiled
         self._rates: dict[int, float] = {}
-        self._step = CapturedStep(
+        self._step = mxref_torch.CapturedStep(
             self.model,
             self.context,
             (lambda model, *batch: cross_entropy(model(batch[0]), batch[1]))
@@ -230,7 +230,7 @@ class CapturedSteps(Steps):
         """Free the graph."""
         self._step.close()
 
-    def _own(self, side: NDArray[np.int64]) -> torch.Tensor:
+    def _own(self, side: Tokens) -> torch.Tensor:
         """Return this rank's sequences of all micro-batches, one after the other."""
         run, share = self.config.run, self.share
         if share.parts == 1:
@@ -239,7 +239,7 @@ class CapturedSteps(Steps):
             np.concatenate([side[share.rows(run, number)] for number in range(run.micro_batches)])
         )
 
-    def _taken(self, outcome: StepOutcome | None) -> Taken | None:
+    def _taken(self, outcome: mxref_torch.StepOutcome | None) -> Taken | None:
         if outcome is None:
             return None
         problem = ""
@@ -252,10 +252,3 @@ class CapturedSteps(Steps):
             )
         rate = self._rates.pop(outcome.step)
         return Taken(outcome.step, rate, outcome.loss, outcome.norm, problem, outcome.widened)
-
-
-def free_gathered(model: torch.nn.Module) -> None:
-    """Free the split weights that forward passes without a backward pass have left gathered."""
-    from mxref_training.distributed import sharded
-
-    sharded.free(model)

@@ -16,12 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 import mxref_torch
-from mxref.errors import MxrefError
 from mxref.raised import raised_text
 from mxref.roles import GemmRole
 from mxref.tomlio import to_table
-from mxref_torch.operators import gemm_text, in_order
-from mxref_training.config import TrainConfig
 from mxref_training.durable import explained, make_folder, replace_text, sync, temporary
 from mxref_training.errors import CheckpointError, ConfigError
 
@@ -71,12 +68,12 @@ class Observation:
     profile: Window | None = None
     """Steps to profile."""
 
-    def require(self, config: TrainConfig) -> None:
-        """Raise ConfigError where a package is missing, or the profiled steps are none of the run's."""
+    def require(self, steps: int) -> None:
+        """Raise ConfigError where a package is missing, or the profiled steps are none of the run's `steps`."""
         if self.track:
             _module(self.track)
-        if self.profile and self.profile.first > config.run.steps:
-            raise ConfigError(f"--profile {self.profile}: the run has {config.run.steps} steps")
+        if self.profile and self.profile.first > steps:
+            raise ConfigError(f"--profile {self.profile}: the run has {steps} steps")
 
 
 UNOBSERVED = Observation()
@@ -143,7 +140,7 @@ class Tracking:
             else:
                 about = {"config": to_table(run.config), "recipe": to_table(run.recipe)}
                 self._tracker = _Hosted(name, folder, about | {"digest": run.recipe.digest})
-        except MxrefError:
+        except ConfigError:
             raise
         except Exception as err:  # whatever its package raises, for example without a network
             if not step:
@@ -278,7 +275,15 @@ def measuring(
     with mxref_torch.telemetry(model) as seen:
         yield
     ran = context.census - before
-    rows += [{"census": {gemm_text(gemm): ran[gemm] for gemm in in_order(ran)}}, *seen.rows]
+    rows += [
+        {
+            "census": {
+                mxref_torch.operators.gemm_text(gemm): ran[gemm]
+                for gemm in mxref_torch.operators.in_order(ran)
+            }
+        },
+        *seen.rows,
+    ]
 
 
 @contextmanager

@@ -1,6 +1,17 @@
 """Training, from top to bottom: build, step, evaluate, log, save.
 
 A run is deterministic, resumes to the bit, and is never silent about a value that is not finite.
+
+A step is `EagerSteps.take` in `steps`, or the same operations as one CUDA graph:
+
+1. The learning rate is set (`optim.learning_rate` has the schedules).
+2. Each micro-batch runs forward, cross-entropy and backward. The linear layers quantize the operands of their GEMMs by
+   the recipe (`mxref_torch`). Gradients add up, and ranks add theirs.
+3. Gradients are clipped to a norm. Where loss or norm is not finite, the update is left out and the step is skipped.
+4. AdamW updates the weights, which are float32, and FP8 layers take the scales of the next step.
+
+A checkpoint holds what `RunState.snapshot` returns, in the files that `checkpoint` describes. Ranks meet in a step
+(`distributed.share`: gradients, loss, norm, FP8 scales), in an evaluation, when they agree on a signal, and in a save.
 """
 
 from __future__ import annotations
@@ -63,7 +74,7 @@ def train(
         Interrupted: SIGINT, SIGTERM or SIGHUP came to any rank; a checkpoint was saved.
         PeerStopped: another rank raised one of these, or ended.
     """
-    observe.require(config)
+    observe.require(config.run.steps)
     with begun(
         config,
         recipe,

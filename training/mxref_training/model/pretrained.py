@@ -42,7 +42,7 @@ def require_fitting(model: Llama, folder: Path) -> list[str]:
 
 
 @torch.no_grad()
-def load_pretrained(model: Llama, folder: Path) -> None:
+def load_pretrained(model: Llama, folder: str | Path) -> None:
     """Give a model the weights of a folder in Hugging Face's layout.
 
     The names of a model's parameters are those of `LlamaForCausalLM`. Of a parameter that is spread over ranks
@@ -56,6 +56,7 @@ def load_pretrained(model: Llama, folder: Path) -> None:
         HuggingFaceError: config.json differs from the model's configuration, a tensor is missing, unknown, or of
             another shape or type, or a file is damaged.
     """
+    folder = Path(folder)
     names, weights = require_fitting(model, folder), Weights.open(folder)
     if (
         model.config.tie_embeddings
