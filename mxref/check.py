@@ -25,7 +25,7 @@ from mxref.tomlio import nearest
 if TYPE_CHECKING:  # `import mxref` stays light
     from mxref.conformance.dump import Comparison
     from mxref.conformance.function import FunctionBackend
-    from mxref.conformance.model import Report
+    from mxref.conformance.report import Report
 
 
 def check_quantizer(
@@ -75,7 +75,8 @@ def check_quantizer(
     from mxref.conformance import examined
     from mxref.conformance.checks.single import Ways, checks
     from mxref.conformance.function import FunctionBackend
-    from mxref.conformance.model import Level, Op, Plan, Report, by_rank
+    from mxref.conformance.model import Level, Op, Plan, by_rank
+    from mxref.conformance.report import Report
     from mxref.layouts.foreign import layouts_of
     from mxref.placement import Placement
     from mxref.plan import plan_quantize

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from mxref.conformance.model import Report
+    from mxref.conformance.report import Report
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -91,16 +91,15 @@ class _Clause(pytest.Item):
     def runtest(self) -> None:
         """Fail with the shrunk block, or skip if the backend declares nothing that the clause covers."""
         from mxref.conformance.model import NOT_ASKED
-        from mxref.conformance.outcome import failure_text
         from mxref.conformance.report import reasons_text
 
         report = self.backend.report
         result = next((c for c in report.clauses if c.clause == self.name), None)
         if result is None:  # listing the clauses loaded the backend, but the second load failed
-            raise BrokenClauseError(failure_text(report.failures[0]))
+            raise BrokenClauseError(str(report.failures[0]))
         if result.failures:
             counts = f"\n{result.failed} of {result.failed + result.passed} checks failed"
-            raise BrokenClauseError(failure_text(result.failures[0]) + counts)
+            raise BrokenClauseError(str(result.failures[0]) + counts)
         if not result.passed:
             why = reasons_text(result)
             pytest.skip(why if NOT_ASKED in result.reasons else f"not declared: {why}")

@@ -15,8 +15,9 @@ from click.core import ParameterSource
 from mxref.cli import known
 from mxref.cli.conform_text import show
 from mxref.cli.jobs import Positive, jobs_option
-from mxref.conformance.model import Failure, Level, Op, Report
+from mxref.conformance.model import Failure, Level, Op
 from mxref.conformance.processes import LEAST_TO_LOAD, TIME_LIMIT
+from mxref.conformance.report import Report
 from mxref.cores import cores
 from mxref.dialects import DIALECTS
 from mxref.discovery import choose

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mxref.conformance.outcome import ClauseResult, Failure, Report, certainty, failure_text, totals, verdict
-from mxref.conformance.report import reasons_text
+from mxref.conformance.model import Failure
+from mxref.conformance.report import ClauseResult, Report, reasons_text
 from mxref.terminal import BOX, HEAD, QUIET, console
 
 _COUNTS = ("passed", "failed", "skipped")
@@ -21,6 +21,8 @@ _INTRODUCTION = 2
 """Lines of `SCREEN` for the name of the backend, which the command prints before the checks."""
 _HEADER = 2
 """Lines of a table before its first row."""
+_FEW_CLAUSES = 6
+"""Clauses that failed, named in the last lines."""
 _BRIEF, _COMMAND = 150, 450
 """Most characters of a line of a brief failure, and of its command: one for 32 numbers fits."""
 
@@ -30,7 +32,7 @@ def show(report: Report, verbose: bool) -> None:
     out = console()
     if verbose:
         _table(out, report.clauses, "clause", True)
-        _failures(out, [failure_text(failure) for failure in report.failures])
+        _failures(out, list(map(str, report.failures)))
         _end(out, report)
     elif report.failures:
         _failing(out, report)
@@ -44,7 +46,7 @@ def _failing(out: Console, report: Report) -> None:
 
     The first failure is always shown. A single one is shown whole if it fits.
     """
-    shown = [failure_text(report.failures[0])]
+    shown = [str(report.failures[0])]
     room = SCREEN - _INTRODUCTION - _height(out, _ends(report, len(report.failures)))
     if len(report.failures) > 1 or _height(out, shown) > room:
         shown = [_brief(report.failures[0])]
@@ -67,9 +69,7 @@ def _brief(failure: Failure) -> str:
     """Return a failure as few lines: clause and check, what differs, both answers, and the command or the request."""
     command = failure.command
     told = replace(failure, inputs={}, differing=(), request={} if command else failure.request, command=None)
-    lines = [
-        line if len(line) <= _BRIEF else f"{line[:_BRIEF]}..." for line in failure_text(told).split("\n")
-    ]
+    lines = [line if len(line) <= _BRIEF else f"{line[:_BRIEF]}..." for line in str(told).split("\n")]
     if command and len(command) <= _COMMAND:
         lines.append(f"  explain   {command}")
     elif command:
@@ -92,21 +92,12 @@ def _end(out: Console, report: Report, more: int = 0) -> None:
 
 def _ends(report: Report, more: int) -> list[Text]:
     """Return the last lines: the verdict, the clauses that failed, and how to see the failures that are not shown."""
-    title = (f"{report.backend} {verdict(report)}", "bold green" if report.ok else "bold red")
-    lines = [Text.assemble(title, f" ({report.level.value}, seed {report.seed}): {totals(report)}")]
-    if report.failing:
-        lines.append(Text(_broken(report.failing)))
-    elif report.ok and report.seen_fault:
-        lines.append(Text(certainty(report)))
+    lines = list(map(Text, report.last_lines(_FEW_CLAUSES)))
+    lines[0].stylize("bold green" if report.ok else "bold red", 0, len(report.verdict))
     if more:
         failures = "failure" if more == 1 else "failures"
         lines.append(Text(f"and {more} more {failures}: --all prints them, --json FILE writes them"))
     return lines
-
-
-def _broken(clauses: tuple[str, ...], few: int = 6) -> str:
-    text = f"broken, likely causes first: {', '.join(clauses[:few])}"
-    return f"{text} and {len(clauses) - few} more clauses" if len(clauses) > few else text
 
 
 def _height(out: Console, parts: list[Text] | list[str]) -> int:

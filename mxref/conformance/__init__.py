@@ -23,15 +23,14 @@ from mxref.conformance.model import (
     NOT_ASKED,
     Check,
     CheckResult,
-    ClauseResult,
     Failure,
     Level,
     Op,
-    Report,
     Subject,
     by_rank,
 )
 from mxref.conformance.processes import TIME_LIMIT, Processes
+from mxref.conformance.report import ClauseResult, Report
 from mxref.conformance.suite import Choice, Outline, checks_of, outline, result_of
 from mxref.discovery import get_backend
 from mxref.errors import BackendError, LoadError
@@ -188,7 +187,7 @@ class _Here:
 def _not_loaded(backend: str, choice: Choice, err: LoadError, seconds: float) -> Report:
     """Return the report of a backend that failed while it was loaded."""
     clause = "conformance.protocol"
-    failure = Failure(clause, "the backend is loaded", str(err))
+    failure = Failure(clause, str(err), check="the backend is loaded")
     result = ClauseResult(clause, failed=1, failures=[failure])
     return Report(backend, Level(choice.level), choice.seed, choice.ops, (result,), seconds, choice.formats)
 
@@ -229,7 +228,7 @@ def _results(outline: Outline, verdicts: dict[int, CheckResult]) -> dict[str, Cl
     unasked = [verdict.unasked for verdict in verdicts.values() if verdict.unasked]
     if unasked:
         message = f"{len(unasked)} checks were {NOT_ASKED}: {unasked[0]}"
-        _count(results, Failure("conformance.protocol", "every check is answered", message))
+        _count(results, Failure("conformance.protocol", message, check="every check is answered"))
     return results
 
 

@@ -25,7 +25,6 @@ from mxref.conformance.requests.encoding import (
     unit_rows,
 )
 from mxref.formats import BlockShape
-from mxref.plan import plan_quantize
 from mxref.recipe import UNTURNED
 from mxref.steps.hadamard import hadamard
 from mxref.steps.rounding import Rounding
@@ -77,9 +76,7 @@ def blame(request: Request, got: Blocks, row: int, block: int) -> str | None:
 
 
 def _stored_bits(request: Request) -> NDArray[np.uint32]:
-    arguments = request.arguments
-    x = request.array()
-    plan = plan_quantize(x.shape, request.spec, arguments.pop("axis"), **arguments)
+    x, plan = request.array(), request.plan
     rows = np.moveaxis(x, plan.axis, -1).reshape(plan.rows, -1).astype(np.float32)
     rows = np.pad(rows, [(0, 0), (0, plan.length - rows.shape[1])])
     y = hadamard(rows, plan.rotation) if plan.rotation else rows

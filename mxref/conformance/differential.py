@@ -45,7 +45,7 @@ def quantize_check(
             return CheckResult(compared)
         place, count = plainest(wrong, want, request.element), int(wrong.sum())
         broken = blamed(subject, got, place) if blamed else clause
-        return CheckResult(compared, shrunk_failure(subject, request, place, broken, title, count, judge))
+        return CheckResult(compared, shrunk_failure(subject, request, place, broken, count, judge))
 
     return Check(clause, title, Op.QUANTIZE, request.needs, run, request.spec, request.describe)
 
@@ -97,7 +97,7 @@ def product_check(clause: str, title: str, product: Product) -> Check:
         }
         message = f"{int(wrong.sum())} of {wrong.size} results differ, the first at {at}"
         return CheckResult(
-            wrong.size, Failure(blamed, title, message, small.describe(), inputs, expected, shown(got[here]))
+            wrong.size, Failure(blamed, message, small.describe(), inputs, expected, shown(got[here]))
         )
 
     return Check(clause, title, Op.GEMM, product.needs, run, describe=product.describe)

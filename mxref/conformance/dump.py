@@ -14,7 +14,7 @@ from mxref.conformance.blame import blame
 from mxref.conformance.finding import block_failure
 from mxref.conformance.function import on_host, on_host_bytes
 from mxref.conformance.model import Failure, storage_clause
-from mxref.conformance.outcome import Judgement, failure_text, printable_lines
+from mxref.conformance.report import Judgement, printable_lines
 from mxref.conformance.requests.encoding import Blocks, Request, all_of_it, unit_rows
 from mxref.dialects import DIALECTS
 from mxref.errors import RecipeError, ShapeError
@@ -60,7 +60,7 @@ class Comparison(Judgement):
         if self.failure is None:
             return f"equal: the codes and scales of {self.blocks:,} blocks ({read})"
         head = f"{self.wrong:,} of {self.blocks:,} blocks differ, {self.wrong_scales:,} of them in the scale ({read})"
-        return printable_lines("\n".join([head, *self.hints, failure_text(self.failure)]))
+        return printable_lines("\n".join([head, *self.hints, str(self.failure)]))
 
 
 def compare_arrays(
@@ -94,6 +94,7 @@ def compare_arrays(
     row, block = (int(i) for i in np.argwhere(wrong)[0])
     equal = [_equal(request, part, stored) for part, stored in (("codes", codes), ("scales", scales))]
     failure = _one_block(request, got, (row, block), _clause(request, got, (row, block), equal, both))
+    failure = replace(failure, check="the kernel's bytes")
     hints = (*_layout_hints(equal, both), *_treatment_hints(request, got))
     return Comparison(wrong.size, total, count, both, failure, hints)
 
@@ -178,8 +179,8 @@ def _one_block(request: Request, got: Blocks, place: tuple[int, int], clause: st
     )
     message = f"shown is the first block that differs, {at}"
     if same:
-        return block_failure(alone, here, clause, "the kernel's bytes", message, part)
-    return block_failure(request, place, clause, "the kernel's bytes", message, got)
+        return block_failure(alone, here, clause, message, part)
+    return block_failure(request, place, clause, message, got)
 
 
 def _treatment_hints(request: Request, got: Blocks) -> Iterator[str]:

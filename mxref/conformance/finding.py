@@ -37,7 +37,6 @@ def shrunk_failure(
     request: Request,
     place: Place,
     clause: str,
-    check: str,
     wrong: int,
     judge: Judge = all_of_it,
 ) -> Failure:
@@ -48,7 +47,6 @@ def shrunk_failure(
         request: what it answers wrongly.
         place: stored row and number of a wrong block.
         clause: clause of the check.
-        check: its name.
         wrong: how many blocks were wrong.
         judge: of the check.
     """
@@ -60,19 +58,16 @@ def shrunk_failure(
     else:
         message += f", one of them at {_where(request, *place)}"
     answer = subject.once(request, lambda: Blocks.of(request.answer(subject)))
-    return block_failure(request, place, clause, check, message, answer)
+    return block_failure(request, place, clause, message, answer)
 
 
-def block_failure(
-    request: Request, place: Place, clause: str, check: str, message: str, answer: Blocks
-) -> Failure:
+def block_failure(request: Request, place: Place, clause: str, message: str, answer: Blocks) -> Failure:
     """Return a wrong block of an answer as a failure.
 
     Args:
         request: what was asked.
         place: stored row and number of the block.
         clause: that it breaks.
-        check: name of the check.
         message: what is wrong, in one line.
         answer: the wrong answer.
     """
@@ -85,7 +80,7 @@ def block_failure(
     command = explain_command(request, row, block, "FILE" if tile else None)
     words = tuple(f"0x{int(w):08x}" for w in flat)
     return Failure(
-        clause, check, message, request.describe(), {"x": words}, _text(want, element),
+        clause, message, request.describe(), {"x": words}, _text(want, element),
         _text(got, element), tuple(int(i) for i in np.flatnonzero(want[1] != got[1])),
         None if tile else command, array, command,
     )  # fmt: skip

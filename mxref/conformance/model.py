@@ -1,13 +1,14 @@
-"""The parts of a conformance run: the clauses in order, checks, each of one clause, and the backend under test.
+"""The parts of a conformance run: the clauses in order, checks and their failures, and the backend under test.
 
 The order of `CLAUSES` decides which broken clause a report names first: causes stand before effects.
 """
 
 from __future__ import annotations
 
+import struct
 import typing
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -18,17 +19,11 @@ from numpy.typing import NDArray
 
 from mxref.backend import Backend
 from mxref.capabilities import Capabilities, declared_words
-from mxref.conformance.outcome import NOT_ASKED, CheckResult, ClauseResult, Failure, Level, Report
 from mxref.conformance.watch import Watched
 from mxref.formats import INPUT_DTYPES, BlockFormat, ElementFormat
 from mxref.recipe import OperandSpec
 from mxref.steps.rounding import Rounding
 from mxref.steps.scale import ScaleRule
-
-__all__ = [
-    "CLAUSES", "NOT_ASKED", "Check", "CheckResult", "ClauseResult", "Failure", "Level", "Op", "Plan", "Report",
-    "Subject", "block_format", "by_rank", "cast", "declares", "element_clause", "storage_clause",
-]  # fmt: skip
 
 CLAUSES = (
     "packing.nibbles", "packing.sixes", "packing.bytes", "packing.scales",
@@ -49,6 +44,14 @@ CLAUSES = (
     "dialect.ocp", "dialect.amd", "dialect.nvidia", "dialect.tseng", "quantize.order",
 )  # fmt: skip
 """The clauses that a backend can break, causes first: the first one that fails is most likely to be at fault."""
+
+
+Needs = tuple[tuple[str, Any], ...]
+"""Capabilities, as field and value."""
+NOT_ASKED = "not asked any more"
+"""Why a check was skipped after too many that ended their process or took too long."""
+_FEW, _PER_LINE = 8, 6
+"""Numbers that are shown by their places, and words in a line."""
 
 
 def cast(x: NDArray[Any], dtype: str) -> NDArray[Any]:
@@ -86,6 +89,8 @@ class Plan:
     dtype: str
     declared: Capabilities
     """The declared capabilities, from which combinations are drawn."""
+    specs: tuple[OperandSpec, ...] = ()
+    """Treatments that combinations are drawn from; empty for all that are declared."""
 
     @property
     def format(self) -> BlockFormat:
@@ -125,6 +130,13 @@ class Plan:
         return cls(level, seed, base, dtype, capabilities)
 
 
+class Level(StrEnum):
+    """How much is checked: both cover every clause and capability, `full` every exponent and combination."""
+
+    QUICK = "quick"
+    FULL = "full"
+
+
 class Op(StrEnum):
     """An operation of the backend protocol."""
 
@@ -134,6 +146,77 @@ class Op(StrEnum):
     GEMM = "gemm"
 
 
+@dataclass(frozen=True)
+class Failure:
+    """A request that a backend answers wrong, shrunk to the smallest one that is still wrong."""
+
+    clause: str
+    message: str
+    """What is wrong, in one line."""
+    request: dict[str, str] = field(default_factory=dict)
+    """The request in words; that of the check if it is left out."""
+    inputs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Input bits as hex words, by operand."""
+    expected: str = ""
+    got: str = ""
+    differing: tuple[int, ...] = ()
+    """Positions of the elements that differ."""
+    command: str | None = None
+    """A command that prints the steps to the expected answer."""
+    array: NDArray[Any] | None = field(default=None, repr=False, compare=False)
+    """The shrunk input of a quantization, block axis last."""
+    file_command: str | None = None
+    """The same command for tiles, which need a file; FILE stands for the place of `array`."""
+    lost: bool = False
+    """Whether the backend ended the process of the check, or took too long."""
+    check: str = ""
+    """The title of the check."""
+
+    def __str__(self) -> str:
+        """Return lines: clause and check, what differs, the request, inputs, both answers, the command."""
+        lines = [f"{self.clause}: {self.check}", f"  {self.message}"]
+        if self.request:
+            lines.append("  asked     " + ", ".join(f"{k} {v}" for k, v in self.request.items()))
+        for name, words in self.inputs.items():
+            lines += [f"  {name if i == 0 else '':<9} {row}" for i, row in enumerate(_rows(words))]
+        if self.expected:
+            lines += [f"  expected  {self.expected}", f"  got       {self.got}"]
+        if self.differing:
+            lines.append(f"  differing {', '.join(map(str, self.differing))}")
+        if self.command:
+            lines.append(f"  explain   {self.command}")
+        return "\n".join(lines)
+
+
+def _rows(words: tuple[str, ...]) -> list[str]:
+    """Return input words as lines; where most are zero, only the others, with their places and values."""
+    live = [i for i, word in enumerate(words) if word.startswith("0x") and int(word, 16)]
+    if not words or not words[0].startswith("0x") or len(live) > _FEW:
+        return [" ".join(words[i : i + _PER_LINE]) for i in range(0, len(words), _PER_LINE)]
+    values = (struct.unpack(">f", bytes.fromhex(words[i].removeprefix("0x")))[0] for i in live)
+    rows = [f"[{i}] = {words[i]} = {value:.9g}" for i, value in zip(live, values, strict=True)]
+    return [*rows, f"the other {len(words) - len(live)} are 0"] if len(live) < len(words) else rows
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The outcome of one check: how many blocks, values or results were compared, and what was wrong."""
+
+    compared: int
+    failure: Failure | None = None
+    misuse: Failure | None = None
+    """A wrong use of memory by the call, whatever its answer was."""
+    unasked: str | None = None
+    """Why the backend was not asked, None where it was."""
+    calls: int = 0
+    """Calls of the backend that were answered."""
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """What was wrong: the answer, the use of memory, or both."""
+        return tuple(failure for failure in (self.failure, self.misuse) if failure)
+
+
 @dataclass(frozen=True, eq=False)
 class Check:
     """One question to a backend, about one clause."""
@@ -141,8 +224,8 @@ class Check:
     clause: str
     title: str
     op: Op
-    needs: tuple[tuple[str, Any], ...]
-    """Capabilities that must be declared, as field and value."""
+    needs: Needs
+    """Capabilities that must be declared."""
     run: Callable[[Subject], CheckResult]
     spec: OperandSpec | None = None
     """The treatment of a quantization; None for other operations."""
@@ -157,6 +240,25 @@ class Check:
         found = [value for name, value in self.needs if name == "formats"]
         found += [f for name, value in self.needs if name == "gemms" for f in value[1:]]
         return tuple(dict.fromkeys(found))
+
+    @classmethod
+    def that(
+        cls,
+        clause: str,
+        title: str,
+        op: Op,
+        needs: Needs,
+        problem: Callable[[Subject], tuple[int, str]],
+        spec: OperandSpec | None = None,
+        describe: Callable[[], dict[str, str]] = dict,
+    ) -> Check:
+        """Return a check by a function that returns how many results it compared, and what is wrong, or nothing."""
+
+        def run(subject: Subject) -> CheckResult:
+            compared, message = problem(subject)
+            return CheckResult(compared, Failure(clause, message) if message else None)
+
+        return cls(clause, title, op, needs, run, spec, describe)
 
     def undeclared(self, capabilities: Capabilities) -> str | None:
         """Return the undeclared capability that the check needs, as `field: value`; None if all are declared."""

@@ -179,7 +179,9 @@ class Processes:
     def _failed(self, i: int, message: str) -> tuple[int, CheckResult]:
         self.lost.add(i)
         check = self._described[i]
-        return i, CheckResult(0, Failure(check.clause, check.title, message, check.describe(), lost=True))
+        return i, CheckResult(
+            0, Failure(check.clause, message, check.describe(), lost=True, check=check.title)
+        )
 
     @cached_property
     def _described(self) -> list[Check]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,6 @@ from mxref.conformance.blame import blame, cause
 from mxref.conformance.differential import product_check, quantize_check
 from mxref.conformance.finding import block_failure
 from mxref.conformance.model import Failure, Subject
-from mxref.conformance.outcome import Judgement, failure_text
 from mxref.conformance.recorded import (
     Call,
     RecordedProduct,
@@ -21,10 +20,11 @@ from mxref.conformance.recorded import (
     load_recording,
     where_text,
 )
+from mxref.conformance.report import Judgement
 from mxref.conformance.requests.decoding import shown
 from mxref.conformance.requests.encoding import all_of_it
+from mxref.conformance.suite import result_of
 from mxref.discovery import get_backend
-from mxref.errors import MxrefError
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,19 @@ class ReplayedCall:
     """How the backend's answer differs now, shrunk; None where it does not."""
     undeclared: str | None = None
     """The capability that the backend does not declare; it was then not asked."""
+
+    def verdict(self, backend: str) -> str:
+        """Return as part of a sentence whether the recorded answer and that of a backend are right."""
+        if self.undeclared:
+            record = "differs" if self.recorded else "is right"
+            return f"the recorded answer {record}; {backend} does not declare {self.undeclared}"
+        if self.answered and self.recorded:
+            return f"still differs under {self.answered.clause}"
+        if self.answered:
+            return f"the recorded answer is right, {backend} differs under {self.answered.clause}"
+        if self.recorded:
+            return f"the recorded answer differs under {self.recorded.clause}, {backend} is right now"
+        return f"equal in {self.compared:,} {'blocks' if self.op == 'quantize' else 'results'}"
 
 
 @dataclass(frozen=True)
@@ -65,46 +78,24 @@ class ReplayReport(Judgement):
         return asked and not any(call.recorded or call.answered for call in self.calls)
 
     def __str__(self) -> str:
-        """Return the report as lines."""
+        """Return the report as lines: an operation each, the first difference, and the total."""
         lines = [f"recorded by backend {self.recorded_by}" + (f": {self.reason}" if self.reason else "")]
         lines += [f"  {key}: {value}" for key, value in self.facts.items()]
-        shown_one = False
-        for call in self.calls:
-            failure = call.answered or call.recorded
-            lines.append(f"{call.op} of {call.where}: {self._verdict(call)}")
-            if failure and not shown_one:
-                lines.append(failure_text(failure))
-                shown_one = True
-        lines.append(self._total())
-        return "\n".join(lines)
-
-    def _verdict(self, call: ReplayedCall) -> str:
-        unit = "blocks" if call.op == "quantize" else "results"
-        record = "differs" if call.recorded else "is right"
-        if call.undeclared:
-            return f"the recorded answer {record}; {self.backend} does not declare {call.undeclared}"
-        if call.answered and call.recorded:
-            return f"still differs under {call.answered.clause}"
-        if call.answered:
-            return f"the recorded answer is right, {self.backend} differs under {call.answered.clause}"
-        if call.recorded:
-            return f"the recorded answer differs under {call.recorded.clause}, {self.backend} is right now"
-        return f"equal in {call.compared:,} {unit}"
-
-    def _total(self) -> str:
-        count, wrong = len(self.calls), sum(bool(call.recorded or call.answered) for call in self.calls)
+        failures = [call.answered or call.recorded for call in self.calls]
+        first = next((i for i, failure in enumerate(failures) if failure), None)
+        for i, call in enumerate(self.calls):
+            lines.append(f"{call.op} of {call.where}: {call.verdict(self.backend)}")
+            lines += [str(failures[i])] if i == first else []
         undeclared = sum(call.undeclared is not None for call in self.calls)
-        text = f"{count} operations, {wrong} with a difference"
-        if undeclared and undeclared == count:
-            return (
-                f"{text} in the recorded answers; nothing was compared with {self.backend}, which declares none of "
-                "them: replay with another backend"
+        total = f"{len(self.calls)} operations, {sum(map(bool, failures))} with a difference"
+        if undeclared and undeclared == len(self.calls):
+            total += (
+                f" in the recorded answers; nothing was compared with {self.backend}, which declares none of them: "
+                "replay with another backend"
             )
-        return (
-            f"{text}; {undeclared} not compared with {self.backend}, which does not declare them"
-            if undeclared
-            else text
-        )
+        elif undeclared:
+            total += f"; {undeclared} not compared with {self.backend}, which does not declare them"
+        return "\n".join([*lines, total])
 
 
 def replay(file: str | Path, backend: Backend | str, *, shrink: bool = True) -> ReplayReport:
@@ -123,7 +114,6 @@ def replay(file: str | Path, backend: Backend | str, *, shrink: bool = True) -> 
     subject = Subject(get_backend(backend) if isinstance(backend, str) else backend, shrink)
     calls = []
     for call in recording.calls:
-        subject.watched.start()
         calls.append(_replayed(subject, call))
         if calls[-1].answered:
             subject.shrink = False  # one small example is enough
@@ -135,29 +125,22 @@ def replay(file: str | Path, backend: Backend | str, *, shrink: bool = True) -> 
 def _replayed(subject: Subject, call: Call) -> ReplayedCall:
     where, recorded = where_text(call.where), recorded_failure(call)
     if isinstance(call, RecordedQuantization):
-        op, request = "quantize", call.request
-        compared = request.expected_blocks.scales.size
+        request, compared = call.request, call.request.expected_blocks.scales.size
         check = quantize_check(
-            "quantize.order", where, request,
-            blamed=lambda subject, got, place: cause(subject, request, got, place),
-        )  # fmt: skip
+            "quantize.order",
+            where,
+            request,
+            blamed=lambda asked, got, place: cause(asked, request, got, place),
+        )
     else:
-        op, compared = "gemm", call.result.size
-        check = product_check(_product_clause(call), where, call.product)
-    if undeclared := check.undeclared(subject.capabilities):
-        return ReplayedCall(where, op, compared, recorded, undeclared=undeclared)
-    try:
-        answered = check.run(subject).failure
-    except Exception as err:  # any exception of the backend is its answer
-        kind = "" if isinstance(err, MxrefError) else f"{type(err).__name__}: "
-        message = f"raised {kind}{' '.join(str(err).split()) or 'no message'}"
-        answered = Failure(check.clause, where, message)
-    return ReplayedCall(where, op, compared, recorded, answered)
+        check, compared = product_check(_product_clause(call), where, call.product), call.result.size
+    undeclared = check.undeclared(subject.capabilities)
+    answered = None if undeclared else result_of(check, subject).failure
+    return ReplayedCall(where, check.op.value, compared, recorded, answered, undeclared)
 
 
 def recorded_failure(call: Call) -> Failure | None:
     """Return how the recorded answer of an operation differs from the reference's; None where it does not."""
-    where = where_text(call.where)
     if isinstance(call, RecordedQuantization):
         request = call.request
         wrong, _ = all_of_it(call.answer, request.expected_blocks)
@@ -166,15 +149,23 @@ def recorded_failure(call: Call) -> Failure | None:
         row, block = (int(i) for i in np.argwhere(wrong)[0])
         clause = blame(request, call.answer, row, block) or "quantize.order"
         message = f"{int(wrong.sum())} of {wrong.size} blocks differ; shown is the first, block {block} of row {row}"
-        return block_failure(request, (row, block), clause, where, message, call.answer)
-    product = call.product
-    wrong = product.misses(call.result)
-    if not wrong.any():
-        return None
-    at = tuple(int(i) for i in np.argwhere(wrong)[0])
-    message = f"{int(wrong.sum())} of {wrong.size} results differ, the first at {at}"
-    both = shown(product.expected[at]), shown(call.result[at])
-    return Failure(_product_clause(call), where, message, product.describe(), {}, *both)
+        failure = block_failure(request, (row, block), clause, message, call.answer)
+    else:
+        product = call.product
+        wrong = product.misses(call.result)
+        if not wrong.any():
+            return None
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        message = f"{int(wrong.sum())} of {wrong.size} results differ, the first at {at}"
+        failure = Failure(
+            _product_clause(call),
+            message,
+            product.describe(),
+            {},
+            shown(product.expected[at]),
+            shown(call.result[at]),
+        )
+    return replace(failure, check=where_text(call.where))
 
 
 def _product_clause(call: RecordedProduct) -> str:

@@ -1,20 +1,157 @@
-"""A conformance report as JSON and JUnit XML, which other programs read: keys may be added, not changed."""
+"""The result of a conformance run, by clause: as text, as JSON and as JUnit XML.
+
+Other programs read the JSON and the XML: keys may be added, not changed.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as xml
 
 from mxref._version import __version__
-from mxref.conformance.outcome import COUNTS, ClauseResult, Failure, Report, failure_text
-from mxref.errors import FileFormatError
+from mxref.conformance.model import NOT_ASKED, Failure, Level
+from mxref.errors import ConformanceError, FileFormatError
+from mxref.formats import BLOCK_FORMATS
 from mxref.printable import printable
 
 FORMAT = "mxref.conformance.1"
+COUNTS = ("passed", "failed", "skipped", "compared")
+"""What is counted of each clause."""
+_SURE = 0.95
+
+
+class Judgement(ABC):
+    """The outcome of a check; true if everything was right."""
+
+    @property
+    @abstractmethod
+    def ok(self) -> bool:
+        """Whether everything was right."""
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def require(self) -> None:
+        """Raise ConformanceError, whose message is this as text, unless everything was right."""
+        if not self.ok:
+            raise ConformanceError(str(self))
+
+
+@dataclass
+class ClauseResult:
+    """The result of the checks of one clause."""
+
+    clause: str
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    compared: int = 0
+    calls: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    """Each capability that was not declared, or `NOT_ASKED`, and how many checks were skipped for it."""
+    failures: list[Failure] = field(default_factory=list)
+    """The first failure, or the first that ended its process or took too long."""
+
+    @property
+    def outcome(self) -> str:
+        """`failed`, `passed`, or `skipped` where nothing was declared."""
+        if self.failed:
+            return "failed"
+        return "passed" if self.passed else "skipped"
+
+
+@dataclass(frozen=True)
+class Report(Judgement):
+    """The result of a conformance run."""
+
+    backend: str
+    """Its name, with control codes spelled out."""
+    level: Level
+    seed: int
+    ops: tuple[str, ...]
+    clauses: tuple[ClauseResult, ...]
+    """In the order of `CLAUSES`: causes first."""
+    seconds: float
+    formats: tuple[str, ...] = tuple(BLOCK_FORMATS)
+    """Names of the block formats that were asked about."""
+
+    def __post_init__(self) -> None:
+        # Spelled out here, before lines are measured and wrapped, and because XML cannot hold control codes.
+        object.__setattr__(self, "backend", printable(str(self.backend)))
+
+    @property
+    def ok(self) -> bool:
+        """Whether something was checked and nothing failed."""
+        return not self.failing and any(c.passed for c in self.clauses)
+
+    def __str__(self) -> str:
+        """Return the verdict, the clauses that failed, and the first failure of each."""
+        parts = ["\n".join(self.last_lines()), *map(str, self.failures)]
+        return printable_lines("\n\n".join(parts))
+
+    def last_lines(self, few: int | None = None) -> list[str]:
+        """Return the verdict with the counts; then the first `few` clauses that failed, or how rare a fault can be."""
+        passed, failed, skipped, compared = map(self.total, COUNTS)
+        unasked = sum(c.reasons.get(NOT_ASKED, 0) for c in self.clauses)
+        lines = [
+            f"{self.verdict} ({self.level.value}, seed {self.seed}): {passed:,} checks passed, {failed:,} failed, "
+            f"{skipped - unasked:,} skipped as not declared{f', {unasked:,} {NOT_ASKED}' if unasked else ''}; "
+            f"{compared:,} results compared in {self.seconds:.1f} s"
+        ]
+        if self.failing:
+            more = len(self.failing[few:]) if few else 0
+            rest = f" and {more} more clauses" if more else ""
+            lines.append(f"broken, likely causes first: {', '.join(self.failing[:few])}{rest}")
+        elif self.ok and self.seen_fault:
+            lines.append(
+                f"in {self.total('calls'):,} calls, a fault in 1 of {self.seen_fault:,} calls at random would have "
+                f"shown with {_SURE:.0%} probability"
+            )
+        return lines
+
+    @property
+    def verdict(self) -> str:
+        """The backend and the outcome, as the beginning of a sentence."""
+        if self.ok:
+            return f"{self.backend} conforms"
+        failed = self.total("failed")
+        return f"{self.backend} {'does not conform' if failed else 'declares nothing that was asked for'}"
+
+    @property
+    def failing(self) -> tuple[str, ...]:
+        """The clauses that failed: those with a check that ended its process or took too long, then causes first."""
+        return tuple(c.clause for c in self._failed)
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """The failures, in the order of `failing`."""
+        return tuple(f for c in self._failed for f in c.failures)
+
+    @property
+    def _failed(self) -> list[ClauseResult]:
+        failed = (c for c in self.clauses if c.failed)
+        return sorted(failed, key=lambda c: not any(f.lost for f in c.failures))
+
+    def total(self, name: str) -> int:
+        """Return the sum of `passed`, `failed`, `skipped`, `compared` or `calls` over all clauses."""
+        return sum(getattr(c, name) for c in self.clauses)
+
+    @property
+    def seen_fault(self) -> int:
+        """The largest n for which a fault in one of n calls, at random, would have failed with 95 % probability."""
+        calls = self.total("calls")
+        return int(1 / (1 - (1 - _SURE) ** (1 / calls))) if calls else 0
+
+
+def printable_lines(text: str) -> str:
+    """Return lines with the control codes within them escaped."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def to_json(report: Report) -> str:
@@ -67,7 +204,7 @@ def to_junit(report: Report) -> str:
     for c in report.clauses:
         case = xml.SubElement(suite, "testcase", classname=f"mxref.{report.backend}", name=c.clause)
         if c.outcome == "failed":
-            text = "\n\n".join(failure_text(f) for f in c.failures)
+            text = "\n\n".join(str(f) for f in c.failures)
             message = c.failures[0].message if c.failures else ""
             xml.SubElement(case, "failure", message=printable(message)).text = printable(text)
         elif c.outcome == "skipped":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Self
 
 from mxref.arrays import described
@@ -31,7 +31,7 @@ from mxref.conformance.requests.encoding import MalformedAnswer
 from mxref.conformance.watch import Copies
 from mxref.dialects import dialect
 from mxref.errors import RecipeError, UnsupportedError
-from mxref.formats import BLOCK_FORMATS, BlockFormat
+from mxref.formats import BLOCK_FORMATS
 from mxref.recipe import OperandSpec
 from mxref.tomlio import shown, suggestion
 
@@ -60,18 +60,7 @@ def checks_of(
     Raises:
         RecipeError: an unknown operation, dialect, clause, level or format, or a negative seed.
     """
-    choice = Choice.of(ops, dialects, clauses, seed, level, formats)
-    specs = choice.validate()
-    wanted, named = set(choice.ops), set(choice.clauses)
-    taken = frozenset(BLOCK_FORMATS[name] for name in choice.formats)
-    return [
-        check
-        for check in made_for(choice.ops, choice.clauses, Level(level), seed, capabilities, specs, taken)
-        if (not named or check.clause in named)
-        and check.op in wanted
-        and taken.issuperset(check.formats)
-        and (not specs or check.spec is None or any(_within(check.spec, spec) for spec in specs))
-    ]
+    return Choice.of(ops, dialects, clauses, seed, level, formats).checks(capabilities)
 
 
 def _member(value: str, known: Collection[str], what: str) -> None:
@@ -136,11 +125,30 @@ class Choice:
         return tuple(dialect(name).spec for name in self.dialects)
 
     def checks(self, capabilities: Capabilities) -> list[Check]:
-        """Return its checks for a backend of these capabilities."""
-        return checks_of(
-            capabilities, ops=self.ops, dialects=self.dialects, clauses=self.clauses, seed=self.seed,
-            level=self.level, formats=self.formats,
-        )  # fmt: skip
+        """Return its checks for a backend of these capabilities; RecipeError as `validate`."""
+        specs = self.validate()
+        taken = frozenset(BLOCK_FORMATS[name] for name in self.formats)
+        families = [family for family in _FAMILIES if family.asked(self.ops, self.clauses)]
+        formats = tuple(BLOCK_FORMATS.values())
+        first = next((made for made in formats if made in capabilities.formats), formats[0])
+        found: list[Check] = []
+        for made in formats:
+            if made not in taken and made is not first:
+                continue
+            plan = replace(Plan.of(Level(self.level), self.seed, capabilities, made), specs=specs)
+            shared = replace(plan, declared=Capabilities(), specs=())
+            for family in families:
+                whole = _checks(family.make, plan if family.drawn else shared)
+                # Checks that are the same for all formats appear once.
+                found += whole if made is first else [check for check in whole if check.formats]
+        return [
+            check
+            for check in found
+            if (not self.clauses or check.clause in self.clauses)
+            and check.op in self.ops
+            and taken.issuperset(check.formats)
+            and (not specs or check.spec is None or any(_within(check.spec, spec) for spec in specs))
+        ]
 
 
 @dataclass(frozen=True)
@@ -178,17 +186,21 @@ def result_of(check: Check, subject: Subject) -> CheckResult:
 
     A forked copy of the process that returns to this function is ended, and the check fails.
     """
-    subject.watched.start()
-    before = subject.watched.calls
+    watched = subject.watched
+    watched.start()
+    before = watched.calls
     with Copies() as copies:
         verdict = _answered(check, subject)
-    verdict = replace(verdict, calls=subject.watched.calls - before)
-    if copies.returned:
-        message = "the backend forked the process, and the copy went on from the call as well"
-        verdict = replace(verdict, failure=verdict.failure or _failed(check.clause, check, message))
-    for clause, message in subject.watched.faults[:1]:
-        verdict = replace(verdict, misuse=_failed(clause, check, message))
-    return verdict
+    failure, misuse = verdict.failure, Failure(*watched.faults[0]) if watched.faults else None
+    if copies.returned and not failure:
+        failure = Failure(
+            check.clause, "the backend forked the process, and the copy went on from the call as well"
+        )
+    failure, misuse = (
+        each and replace(each, check=check.title, request=each.request or check.describe())
+        for each in (failure, misuse)
+    )
+    return replace(verdict, failure=failure, misuse=misuse, calls=watched.calls - before)
 
 
 def _answered(check: Check, subject: Subject) -> CheckResult:
@@ -196,21 +208,19 @@ def _answered(check: Check, subject: Subject) -> CheckResult:
         return check.run(subject)
     except UnsupportedError as err:
         # What is declared was refused: the declaration is wrong, whatever the clause of the request.
-        return CheckResult(0, _raised("conformance.capabilities", check, err))
+        return _raised("conformance.capabilities", err)
     except MalformedAnswer as err:
-        return CheckResult(0, _raised(check.clause, check, err))
+        return CheckResult(0, Failure(check.clause, _one_line(err)))
     except (Exception, SystemExit) as err:  # any exception of the backend is a failed check
-        return CheckResult(0, _raised(check.raised or check.clause, check, err))
+        return _raised(check.raised or check.clause, err)
 
 
-def _raised(clause: str, check: Check, err: BaseException) -> Failure:
-    text = " ".join(str(err).split()) or "no message"
-    message = text if isinstance(err, MalformedAnswer) else f"raised {type(err).__name__}: {text}"
-    return _failed(clause, check, message)
+def _raised(clause: str, err: BaseException) -> CheckResult:
+    return CheckResult(0, Failure(clause, f"raised {type(err).__name__}: {_one_line(err)}"))
 
 
-def _failed(clause: str, check: Check, message: str) -> Failure:
-    return Failure(clause, check.title, message, check.describe())
+def _one_line(err: BaseException) -> str:
+    return " ".join(str(err).split()) or "no message"
 
 
 _KEPT_PLANS = 8
@@ -221,12 +231,12 @@ _KEPT_PLANS = 8
 class _Family:
     """The checks that one function makes."""
 
-    make: Callable[..., Iterable[Check]]
+    make: Callable[[Plan], Iterable[Check]]
     ops: frozenset[Op]
     clauses: tuple[str, ...]
     """Clauses, or beginnings of clauses."""
     drawn: bool = False
-    """Whether they are drawn from what a backend declares; other checks are the same for every backend."""
+    """Whether they are drawn from what is declared and asked for; others are the same for every backend."""
 
     def asked(self, ops: Collection[str], clauses: Collection[str]) -> bool:
         """Return whether some of the checks may be of these operations and clauses; no clause stands for all."""
@@ -258,71 +268,17 @@ _FAMILIES = (
     _Family(fused_products.prepared_checks, _GEMM, ("conformance.dual",)),
     _Family(fused_products.added_checks, _GEMM, ("conformance.dual",)),
     _Family(repeated.checks, _EVERY, ("conformance.dual", "conformance.protocol")),
+    _Family(places.combinations, _QUANTIZE, ("quantize.order",), drawn=True),
+    _Family(products.mixed_checks, _GEMM, ("gemm.",)),
 )
-_COMBINATIONS = _Family(places.combinations, _QUANTIZE, ("quantize.order",), drawn=True)
-_MIXED = _Family(products.mixed_checks, _GEMM, ("gemm.",))
-
-
-def made_for(
-    ops: Collection[str],
-    clauses: Collection[str],
-    level: Level,
-    seed: int,
-    capabilities: Capabilities,
-    specs: tuple[OperandSpec, ...],
-    taken: Collection[BlockFormat],
-) -> list[Check]:
-    """Return the checks of the selected families, for the selected formats. Checks that are the same for all formats
-    appear once. A selected family has all of its checks.
-    """
-    declared = [made for made in BLOCK_FORMATS.values() if made in capabilities.formats]
-    first = declared[0] if declared else next(iter(BLOCK_FORMATS.values()))
-    asked = [family for family in _FAMILIES if family.asked(ops, clauses)]
-    found: list[Check] = []
-    for made in BLOCK_FORMATS.values():
-        if made not in taken and made is not first:
-            continue
-        plan = Plan.of(level, seed, capabilities, made)
-        shared = replace(plan, declared=Capabilities())
-        whole = [
-            check for family in asked for check in _checks(family.make, plan if family.drawn else shared)
-        ]
-        if _COMBINATIONS.asked(ops, clauses):
-            whole += _combinations(plan, specs)
-        found += whole if made is first else [check for check in whole if check.formats]
-    return [*found, *(_mixed(level, seed, frozenset(taken)) if _MIXED.asked(ops, clauses) else ())]
 
 
 @lru_cache(maxsize=_KEPT_PLANS * len(_FAMILIES))
 def _checks(make: Callable[[Plan], Iterable[Check]], plan: Plan) -> tuple[Check, ...]:
-    return _titled(make, plan)
-
-
-@lru_cache(maxsize=_KEPT_PLANS)
-def _combinations(plan: Plan, specs: tuple[OperandSpec, ...]) -> tuple[Check, ...]:
-    return _titled(partial(places.combinations, specs=specs), plan)
-
-
-@lru_cache(maxsize=_KEPT_PLANS)
-def _mixed(level: Level, seed: int, taken: frozenset[BlockFormat]) -> tuple[Check, ...]:
-    return tuple(products.mixed_checks(level, seed, taken))
-
-
-def _titled(make: Callable[[Plan], Iterable[Check]], plan: Plan) -> tuple[Check, ...]:
     """Return checks whose titles name the format, unless it is that of a plain treatment."""
     if plan.format is OperandSpec().format:
         return tuple(make(plan))
-    return tuple(_named(each, f", {plan.format}") if each.formats else each for each in make(plan))
-
-
-def _named(check: Check, suffix: str) -> Check:
-    """Return a check whose title, and that of its failures, ends with a suffix."""
-
-    def run(subject: Subject) -> CheckResult:
-        result = check.run(subject)
-        failure, misuse = (
-            each and replace(each, check=each.check + suffix) for each in (result.failure, result.misuse)
-        )
-        return replace(result, failure=failure, misuse=misuse)
-
-    return replace(check, title=check.title + suffix, run=run)
+    return tuple(
+        replace(each, title=f"{each.title}, {plan.format}") if len(each.formats) == 1 else each
+        for each in make(plan)
+    )

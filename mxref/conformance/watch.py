@@ -14,7 +14,7 @@ import hashlib
 import os
 import select
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -26,6 +26,7 @@ from mxref.backend import Backend
 from mxref.mxarray import MXArray, PreparedArray
 
 CLAUSE, FUSED_CLAUSE = "conformance.protocol", "conformance.dual"
+_FUSED = ("quantize_dual", "fake_quantize", "prepare", "add_product")
 MARGIN = 256
 """Poisoned elements before and after an array."""
 _ALIGNMENT, _OFF = 64, 16
@@ -91,74 +92,48 @@ class Watched:
 
     def quantize(self, x: Any, spec: Any, **arguments: Any) -> Any:
         """Quantize, and check the memory."""
-        return self._call("quantize", {"x": x}, lambda: self.backend.quantize(x, spec, **arguments))
+        return self._call("quantize", {"x": x}, x, spec, **arguments)
 
     def dequantize(self, q: MXArray, dtype: str = "float32") -> Any:
         """Dequantize, and check the memory."""
-        return self._call("dequantize", _parts(q=q), lambda: self.backend.dequantize(q, dtype))
+        return self._call("dequantize", _parts(q=q), q, dtype)
 
     def hadamard(self, x: Any, n: int, signs: int = 0, **arguments: Any) -> Any:
         """Transform, and check the memory."""
-        return self._call("hadamard", {"x": x}, lambda: self.backend.hadamard(x, n, signs, **arguments))
+        return self._call("hadamard", {"x": x}, x, n, signs, **arguments)
 
     def scaled_gemm(self, a: MXArray, b: MXArray, **arguments: Any) -> Any:
         """Multiply, and check the memory."""
-        return self._call(
-            "scaled_gemm", _parts(a=a, b=b), lambda: self.backend.scaled_gemm(a, b, **arguments)
-        )
+        return self._call("scaled_gemm", _parts(a=a, b=b), a, b, **arguments)
 
     def add_product(self, a: MXArray, b: MXArray, onto: Any, **arguments: Any) -> None:
         """Add a product to `onto`, and check all memory except that of `onto`."""
-        self._call(
-            "add_product",
-            _parts(a=a, b=b),
-            lambda: self.backend.add_product(a, b, onto, **arguments),
-            written=onto,
-            fused=True,
-        )
+        self._call("add_product", _parts(a=a, b=b), a, b, onto, **arguments)
 
     def prepare(self, q: MXArray, **arguments: Any) -> Any:
         """Prepare an operand, and check the memory; the result may share the operand's."""
-        return self._call(
-            "prepare", _parts(q=q), lambda: self.backend.prepare(q, **arguments), fresh=False, fused=True
-        )
+        return self._call("prepare", _parts(q=q), q, **arguments)
 
     def quantize_dual(self, x: Any, specs: Any, **arguments: Any) -> Any:
         """Quantize along both axes, and check the memory."""
-        return self._call(
-            "quantize_dual",
-            {"x": x},
-            lambda: self.backend.quantize_dual(x, specs, **arguments),
-            fused=True,
-        )
+        return self._call("quantize_dual", {"x": x}, x, specs, **arguments)
 
     def fake_quantize(self, x: Any, spec: Any, **arguments: Any) -> Any:
         """Quantize to values, and check the memory."""
-        return self._call(
-            "fake_quantize",
-            {"x": x},
-            lambda: self.backend.fake_quantize(x, spec, **arguments),
-            fused=True,
-        )
+        return self._call("fake_quantize", {"x": x}, x, spec, **arguments)
 
-    def _call(
-        self,
-        name: str,
-        operands: dict[str, Any],
-        call: Callable[[], Any],
-        written: Any = None,
-        fresh: bool = True,
-        fused: bool = False,
-    ) -> Any:
-        clause = FUSED_CLAUSE if fused else CLAUSE
+    def _call(self, name: str, operands: dict[str, Any], *arguments: Any, **named: Any) -> Any:
+        """Return the result of an operation, after a look at its operands and at all results that are kept."""
+        clause = FUSED_CLAUSE if name in _FUSED else CLAUSE
+        written = arguments[2] if name == "add_product" else None
         before = [_Array(what, array, self._bytes(array)) for what, array in operands.items()]
         try:
-            result = call()
+            result = getattr(self.backend, name)(*arguments, **named)
         finally:
             self._inspect(clause, name, before, written)
         self.calls += 1
         self._look_again()
-        if fresh:
+        if name != "prepare":  # whose result may share memory with its operand
             self._keep(clause, name, before, result)
         return result
 

@@ -104,7 +104,7 @@ def _check(
         code = int(unpack(np.asarray(decoding.q.codes), made.element)[moved])
         scale = int(np.asarray(decoding.q.scales)[(*moved[:-1], moved[-1] // made.k)])
         failure = Failure(
-            clause, title, f"{int(wrong.sum())} of {int(looked.sum())} values differ, the first at {at}",
+            clause, f"{int(wrong.sum())} of {int(looked.sum())} values differ, the first at {at}",
             decoding.describe(), {"scale code": (f"{scale:02x}",), "element code": (f"{code:0{digits}x}",)},
             shown(want[at]), shown(got[at]), tuple(int(i) for i in np.flatnonzero(wrong)[:64]),
         )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.conformance.checks.places import drawn_spec
-from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, cast
+from mxref.conformance.model import Check, Op, Plan, Subject, cast
 from mxref.conformance.requests.crafted import any_bits, heavy_tailed, tame
 from mxref.conformance.requests.decoding import DTYPES, differs
 from mxref.conformance.requests.encoding import Blocks, Request, all_of_it, as_numpy
 from mxref.errors import NonfiniteError, ShapeError
 from mxref.formats import INPUT_DTYPES, BlockShape, Nonfinite
 from mxref.placement import Placement
-from mxref.plan import dtype_name, plan_quantize
 from mxref.recipe import OperandSpec
 from mxref.steps.hadamard import SignPolicy
 from mxref.steps.random import Stream
@@ -26,8 +25,11 @@ from mxref.steps.rounding import Rounding
 from mxref.steps.scale import ScaleRule
 
 STREAM = Stream(8, step=1, layer=3, operand=2)
+_STREAMS = STREAM, replace(STREAM, operand=4)
 
 Pair = tuple[OperandSpec, OperandSpec]
+Dual = tuple[Request, Request]
+"""One matrix along axis 1, and along axis 0."""
 
 _SHAPES: tuple[tuple[tuple[int, int], tuple[bool, bool]], ...] = (
     ((96, 160), (False, False)), ((41, 64), (False, True)), ((64, 41), (True, False)), ((70, 45), (True, True)),
@@ -37,119 +39,51 @@ _SHAPES: tuple[tuple[tuple[int, int], tuple[bool, bool]], ...] = (
 """Shapes, and which block axes are padded; shapes that a pair of treatments cannot take are skipped."""
 
 
-@dataclass(frozen=True, eq=False)
-class Dual:
-    """Arguments of `quantize_dual`; `view` turns a copy of `x` into the array that is passed."""
-
-    x: NDArray[Any]
-    specs: Pair
-    rngs: tuple[Stream, Stream] = (STREAM, replace(STREAM, operand=4))
-    origin: tuple[int, int] | None = None
-    global_shape: tuple[int, int] | None = None
-    pads: tuple[bool, bool] = (False, False)
-    view: Callable[[NDArray[Any]], NDArray[Any]] | None = None
-    layout: str = ""
-    """A description of `view`."""
-
-    def array(self) -> NDArray[Any]:
-        """Return the input: a fresh array, so that a backend that writes to it spoils no other check."""
-        x = self.x.copy()
-        return self.view(x) if self.view else x
-
-    @property
-    def placements(self) -> tuple[Placement, Placement]:
-        """Where the array lies, for either orientation."""
-        row, column = (Placement(rng, self.origin, self.global_shape) for rng in self.rngs)
-        return row, column
-
-    @property
-    def fits(self) -> bool:
-        """Whether both orientations are possible."""
-        shape = self.array().shape
-        try:
-            for axis, spec, placement, pad in zip(
-                (1, 0), self.specs, self.placements, self.pads, strict=True
-            ):
-                plan_quantize(shape, spec, axis, placement, pad)
-        except ShapeError:
-            return False
-        return True
-
-    @property
-    def needs(self) -> tuple[tuple[str, Any], ...]:
-        """The capabilities that both orientations use, and the library that the view takes."""
-        both = (need for spec in self.specs for need in Request(self.x, spec).needs)
-        return (*dict.fromkeys(both), *((("arrays", "numpy"),) if self.layout == "backwards" else ()))
-
-    def describe(self) -> dict[str, str]:
-        """Return the request in words: the treatments, the array, and arguments that differ from their defaults."""
-        x = self.array()
-        out = {f"along axis {axis}": _words(spec) for axis, spec in zip((1, 0), self.specs, strict=True)}
-        out |= {"dtype": dtype_name(x), "shape": str(x.shape), "rngs": str(self.rngs)}
-        for name in ("origin", "global_shape", "layout"):
-            if getattr(self, name):
-                out[name] = str(getattr(self, name))
-        return out | ({"pads": str(self.pads)} if any(self.pads) else {})
-
-    def problem(self, subject: Subject) -> tuple[int, str]:
-        """Return how many blocks were compared, and what is wrong with the backend's answer, if anything."""
-        array, compared = self.array(), 0
-        given = subject.give(array)
-        before = array.tobytes()
-        pair = subject.backend.quantize_dual(given, self.specs, placements=self.placements, pads=self.pads)
-        if subject.take(given).tobytes() != before:
-            return 0, "quantize_dual wrote to its input"
-        each = zip(pair, self.specs, self.placements, self.pads, (1, 0), strict=True)
-        for q, spec, placement, pad, axis in each:
-            alone = subject.backend.quantize(
-                subject.give(self.array()), spec, axis=axis, placement=placement, pad=pad
-            )
-            got, want = as_numpy(subject, q), as_numpy(subject, alone)
-            if (got.shape, got.length) != (want.shape, want.length):
-                return (
-                    compared,
-                    f"along axis {axis}: {got.shape} stored to {got.length}, not to {want.length}",
-                )
-            wrong, count = all_of_it(Blocks.of(got), Blocks.of(want))
-            compared += count
-            if wrong.any():
-                row, block = (int(i) for i in np.argwhere(wrong)[0])
-                return compared, (
-                    f"along axis {axis}: not what quantize gives in {int(wrong.sum())} of {count} blocks, "
-                    f"the first in stored row {row}, block {block}"
-                )
-            if got != want:
-                return compared, f"along axis {axis}: the same codes under another description: {got!r}"
-        return compared, ""
+def _dual(
+    x: NDArray[Any],
+    specs: Pair,
+    pads: tuple[bool, bool] = (False, False),
+    streams: tuple[Stream, Stream] = _STREAMS,
+    **where: Any,
+) -> Dual:
+    """Return the request for a matrix; `where` is its origin, its global shape and its layout."""
+    row, column = (
+        Request(x, spec, axis, stream, pad=pad, **where)
+        for axis, spec, stream, pad in zip((1, 0), specs, streams, pads, strict=True)
+    )
+    return row, column
 
 
 def checks(plan: Plan) -> Iterator[Check]:
     """Yield the checks of `quantize_dual` and `fake_quantize`."""
     rng = np.random.default_rng(plan.seed)
     for i, pair in enumerate(_pairs(plan)):
-        whole = Dual(plan.cast(_values(rng, (64, 96))), pair)
+        whole = partial(_dual, plan.cast(_values(rng, (64, 96))), pair)
         ways = {
-            "": whole,
-            ", transposed": replace(whole, view=np.transpose, layout="transposed"),
-            ", a part": replace(whole, origin=(64, 0), global_shape=(192, 96)),
-        }
+            "": whole(), ", transposed": whole(layout="transposed"),
+            ", a part": whole(origin=(64, 0), global_shape=(192, 96)),
+        }  # fmt: skip
         ways |= {
-            f", shape {shape}": Dual(plan.cast(_values(rng, shape)), pair, pads=pads)
-            for shape, pads in _SHAPES
+            f", shape {shape}": _dual(plan.cast(_values(rng, shape)), pair, pads) for shape, pads in _SHAPES
         }
         # The level quick covers every layout with a third of the treatments.
         for j, (what, case) in enumerate(ways.items()):
             if plan.full or (i + j) % 3 == 0:
-                yield from _dual(f"treatments {i}{what}", case)
-    for layout, shape, view in _views():
+                yield from _dual_check(f"treatments {i}{what}", case)
+    for layout, shape in (
+        ("every second row and column", (40, 96)), ("rows out of the middle", (65, 96)),
+        ("columns from an odd one on", (40, 65)), ("backwards", (33, 65)),
+    ):  # fmt: skip
         for rounding in (Rounding.RNE, Rounding.SR):
-            specs = (replace(plan.base, rounding=rounding), replace(plan.base, rounding=rounding))
-            case = Dual(plan.cast(_values(rng, shape)), specs, pads=(True, True), view=view, layout=layout)
-            yield from _dual(f"{rounding.value}, {layout}", case)
-    last = Dual(plan.cast(_values(rng, (41, 64))), _random(plan), origin=(64, 64), global_shape=(105, 192))
-    yield from _dual("the last rows of a padded tensor", replace(last, pads=(False, True)))
+            spec = replace(plan.base, rounding=rounding)
+            case = _dual(plan.cast(_values(rng, shape)), (spec, spec), (True, True), layout=layout)
+            yield from _dual_check(f"{rounding.value}, {layout}", case)
+    spec = replace(plan.base, rounding=Rounding.SR)
+    last = plan.cast(_values(rng, (41, 64)))
+    case = _dual(last, (spec, spec), (False, True), origin=(64, 64), global_shape=(105, 192))
+    yield from _dual_check("the last rows of a padded tensor", case)
     for i in range(400 if plan.full else 24):
-        yield from _dual(f"drawn {i}", _drawn(rng, plan))
+        yield from _dual_check(f"drawn {i}", _drawn(rng, plan))
     for i, (spec, _) in enumerate(_pairs(plan)):
         for dtype in DTYPES if plan.full or not i else DTYPES[i % 3 :: 3]:
             yield _fake(plan, f"treatment {i}, {dtype}", spec, dtype, rng)
@@ -184,22 +118,6 @@ def _pairs(plan: Plan) -> Iterator[Pair]:
     yield replace(tile, rounding=Rounding.SR), replace(turned, block=BlockShape.TILE)
 
 
-def _words(spec: OperandSpec) -> str:
-    default = OperandSpec()
-    fields = {name: getattr(spec, name) for name in OperandSpec.__dataclass_fields__}
-    always = ("scale_rule", "rounding")
-    return ", ".join(
-        f"{name}={value!s}"
-        for name, value in fields.items()
-        if name in always or value != getattr(default, name)
-    )
-
-
-def _random(plan: Plan) -> Pair:
-    sr = replace(plan.base, rounding=Rounding.SR)
-    return sr, sr
-
-
 def _values(rng: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float64]:
     """Return draws of many magnitudes, with a corner of zeros, and a NaN where there is room for one."""
     x: NDArray[np.float64] = rng.standard_normal(shape) * np.exp2(rng.integers(-6, 7, shape))
@@ -207,16 +125,6 @@ def _values(rng: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.floa
     if min(shape) > 40:
         x[40, 40] = np.nan
     return x
-
-
-def _views() -> tuple[tuple[str, tuple[int, int], Callable[[NDArray[Any]], NDArray[Any]]], ...]:
-    """Layouts in memory: a name, the shape of the base array, and how the input is cut out of it."""
-    return (
-        ("every second row and column", (80, 192), lambda x: x[::2, ::2]),
-        ("rows out of the middle", (130, 96), lambda x: x[33:98]),
-        ("columns out of the middle", (40, 160), lambda x: x[:, 33:98]),
-        ("backwards", (33, 65), lambda x: x[::-1, ::-1]),
-    )
 
 
 def _drawn(rng: np.random.Generator, plan: Plan) -> Dual:
@@ -234,53 +142,93 @@ def _drawn(rng: np.random.Generator, plan: Plan) -> Dual:
     kind = kinds[int(rng.integers(3))]
     x = np.asarray(kind(rng, (shape[0], k * -(-shape[1] // k))), np.float32)[:, : shape[1]]
     declared = [name for name in INPUT_DTYPES if name in plan.declared.in_dtypes] or list(INPUT_DTYPES)
-    case = Dual(cast(x, declared[int(rng.integers(len(declared)))]), specs, pads=pads)
-    if rng.integers(2):
-        case = replace(case, view=np.asfortranarray, layout="column after column")
+    x = cast(x, declared[int(rng.integers(len(declared)))])
+    where: dict[str, Any] = {"layout": "transposed" if rng.integers(2) else ""}
     if not any(pads) and rng.integers(2):
         origin = int(rng.integers(3)) * max(units), int(rng.integers(3)) * max(units)
         total = origin[0] + shape[0], origin[1] + shape[1] + max(units)
-        case = replace(case, origin=origin, global_shape=total)
+        where |= {"origin": origin, "global_shape": total}
     seed = Stream(int(rng.integers(1 << 62)), int(rng.integers(1 << 20)), int(rng.integers(99)), operand=2)
-    return replace(case, rngs=(seed, replace(seed, operand=4)))
+    return _dual(x, specs, pads, (seed, replace(seed, operand=4)), **where)
 
 
-def _dual(title: str, case: Dual) -> Iterator[Check]:
-    if not case.fits:
+def _dual_check(title: str, case: Dual) -> Iterator[Check]:
+    """Yield the check that both parts are what `quantize` gives; nothing if the treatments do not fit the shape."""
+    try:
+        assert case[0].plan
+        assert case[1].plan
+    except ShapeError:
         return
 
-    def run(subject: Subject) -> CheckResult:
-        compared, problem = case.problem(subject)
-        failure = Failure("conformance.dual", title, problem, case.describe()) if problem else None
-        return CheckResult(compared, failure)
+    def problem(subject: Subject) -> tuple[int, str]:
+        backend, compared = subject.backend, 0
+        array = case[0].array()
+        given, before = subject.give(array), array.tobytes()
+        row, column = case
+        pair = backend.quantize_dual(
+            given, (row.spec, column.spec), placements=(row.placement, column.placement),
+            pads=(row.pad, column.pad),
+        )  # fmt: skip
+        if subject.take(given).tobytes() != before:
+            return 0, "quantize_dual wrote to its input"
+        for q, request in zip(pair, case, strict=True):
+            alone = backend.quantize(subject.give(request.array()), request.spec, **request.arguments)
+            got, want = as_numpy(subject, q), as_numpy(subject, alone)
+            along = f"along axis {request.axis}"
+            if (got.shape, got.length) != (want.shape, want.length):
+                return compared, f"{along}: {got.shape} stored to {got.length}, not to {want.length}"
+            wrong, count = all_of_it(Blocks.of(got), Blocks.of(want))
+            compared += count
+            if wrong.any():
+                at, block = (int(i) for i in np.argwhere(wrong)[0])
+                return compared, (
+                    f"{along}: not what quantize gives in {int(wrong.sum())} of {count} blocks, the first in stored "
+                    f"row {at}, block {block}"
+                )
+            if got != want:
+                return compared, f"{along}: the same codes under another description: {got!r}"
+        return compared, ""
 
-    yield Check("conformance.dual", f"quantize_dual, {title}", Op.QUANTIZE, case.needs, run, case.specs[0],
-                case.describe)  # fmt: skip
+    def describe() -> dict[str, str]:
+        return {
+            f"along axis {each.axis}": ", ".join(f"{k}={v}" for k, v in each.describe().items())
+            for each in case
+        }
+
+    needs = tuple(dict.fromkeys(need for each in case for need in each.needs))
+    yield Check.that(
+        "conformance.dual", f"quantize_dual, {title}", Op.QUANTIZE, needs, problem, case[0].spec, describe
+    )
 
 
 def _fake(plan: Plan, title: str, spec: OperandSpec, dtype: str, rng: np.random.Generator) -> Check:
     x = plan.cast(tame(rng, (64, 64), made=plan.format) * rng.standard_normal((64, 64)))
     x[3, 5] = np.inf
     padded = spec.block is BlockShape.ROW
-    needs = (*Request(x, spec).needs, ("dequantize_dtypes", dtype))
+    whole = Request(x, spec, -1, STREAM, pad=padded)
 
-    def run(subject: Subject) -> CheckResult:
+    def problem(subject: Subject) -> tuple[int, str]:
         compared = 0
-        for axis, held in ((-1, x), (0, x[:41, :3] if padded else x)):
-            arguments: dict[str, Any] = {"axis": axis, "placement": Placement(STREAM), "pad": padded}
-            fake = subject.backend.fake_quantize(subject.give(held.copy()), spec, dtype=dtype, **arguments)
-            q = subject.backend.quantize(subject.give(held.copy()), spec, **arguments)
+        for asked in (whole, replace(whole, x=x[:41, :3] if padded else x, axis=0)):
+            fake = subject.backend.fake_quantize(
+                subject.give(asked.array()), spec, dtype=dtype, **asked.arguments
+            )
+            q = subject.backend.quantize(subject.give(asked.array()), spec, **asked.arguments)
             got, want = subject.take(fake), subject.take(subject.backend.dequantize(q, dtype))
             compared += want.size
             same = got.shape == want.shape and got.dtype == want.dtype
             wrong = differs(got, want) if same else np.ones(want.shape, np.bool_)
             if wrong.any():
-                message = f"fake_quantize differs from dequantize(quantize) in {int(wrong.sum())} of {want.size} values"
-                request = {"spec": _words(spec), "axis": str(axis), "shape": str(held.shape)}
-                return CheckResult(compared, Failure("conformance.dual", title, message, request))
-        return CheckResult(compared)
+                return compared, (
+                    f"along axis {asked.axis} of {asked.x.shape}: fake_quantize differs from dequantize(quantize) in "
+                    f"{int(wrong.sum())} of {want.size} values"
+                )
+        return compared, ""
 
-    return Check("conformance.dual", f"fake_quantize, {title}", Op.QUANTIZE, needs, run, spec)
+    needs = (*whole.needs, ("dequantize_dtypes", dtype))
+    return Check.that(
+        "conformance.dual", f"fake_quantize, {title}", Op.QUANTIZE, needs, problem, spec, whole.describe
+    )
 
 
 def _raises(plan: Plan) -> Iterator[Check]:
@@ -295,15 +243,17 @@ def _raises(plan: Plan) -> Iterator[Check]:
     }  # fmt: skip
     for name, call in calls.items():
 
-        def run(subject: Subject, name: str = name, call: Callable[[Subject], Any] = call) -> CheckResult:
+        def problem(
+            subject: Subject, name: str = name, call: Callable[[Subject], Any] = call
+        ) -> tuple[int, str]:
             try:
                 call(subject)
             except NonfiniteError:
-                return CheckResult(1)
-            message = f"{name} let a NaN pass under nonfinite = 'raise': NonfiniteError expected"
-            return CheckResult(1, Failure("conformance.dual", f"{name}, nonfinite", message))
+                return 1, ""
+            return 1, f"{name} let a NaN pass under nonfinite = 'raise': NonfiniteError expected"
 
-        needs = list(Request(x, spec).needs)
+        needs = Request(x, spec).needs
         if name == "fake_quantize":
-            needs.append(("dequantize_dtypes", "float32"))
-        yield Check("conformance.dual", f"{name}, nonfinite = 'raise'", Op.QUANTIZE, tuple(needs), run, spec)
+            needs = (*needs, ("dequantize_dtypes", "float32"))
+        title = f"{name}, nonfinite = 'raise'"
+        yield Check.that("conformance.dual", title, Op.QUANTIZE, needs, problem, spec)

@@ -74,9 +74,7 @@ def _check(record: Record, clause: str) -> Check:
             )
             if found.failure:
                 return replace(found, compared=count)
-        failure = Failure(
-            clause, title, str(mismatch), _inputs(record), expected=mismatch.want, got=mismatch.got
-        )
+        failure = Failure(clause, str(mismatch), expected=mismatch.want, got=mismatch.got)
         return CheckResult(count, failure)
 
     spec = record.spec if record.op is RecordOp.QUANTIZE else None

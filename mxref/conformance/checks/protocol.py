@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mxref.capabilities import Capabilities, declared_words
 from mxref.conformance.differential import quantize_check
-from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, cast, declares
+from mxref.conformance.model import Check, CheckResult, Op, Plan, Subject, cast, declares
 from mxref.conformance.requests.crafted import any_bits, crafted_blocks, tame
 from mxref.conformance.requests.decoding import DTYPES, drawn_array, given
 from mxref.conformance.requests.encoding import Blocks, Request, all_of_it
@@ -44,16 +44,16 @@ MEMBERS: dict[str, tuple[Any, ...]] = {
 
 def checks(plan: Plan) -> Iterator[Check]:
     """Yield the checks of conformance.* and of refused input types."""
-    yield Check("conformance.capabilities", "values that mean something", Op.QUANTIZE, (), _capabilities)
-    yield Check("conformance.arrays", "from_numpy and to_numpy", Op.QUANTIZE, (), partial(_arrays, plan))
+    yield Check.that("conformance.capabilities", "values that mean something", Op.QUANTIZE, (), _capabilities)
+    yield Check.that("conformance.arrays", "from_numpy and to_numpy", Op.QUANTIZE, (), partial(_arrays, plan))
     for name, op, value in _requests():
         title = f"{name} without {declared_words(value)}"
-        yield Check("conformance.unsupported", title, op, (), _refusal(plan, name, op, value))
+        yield Check.that("conformance.unsupported", title, op, (), _refusal(plan, name, op, value))
     for name in ("float64", "int32"):
         yield _refused_type(plan, name)
 
 
-def _capabilities(subject: Subject) -> CheckResult:
+def _capabilities(subject: Subject) -> tuple[int, str]:
     caps, problem = subject.capabilities, ""
     if not isinstance(caps, Capabilities) or not isinstance(getattr(subject.backend, "name", None), str):
         problem = "a backend needs a name, which is a string, and capabilities, an instance of Capabilities"
@@ -73,11 +73,10 @@ def _capabilities(subject: Subject) -> CheckResult:
             problem = f"bounded_class = {caps.bounded_class!r}, bounded_max_scale = {caps.bounded_max_scale}"
         if caps.arrays not in ("numpy", "torch"):
             problem = f"arrays = {caps.arrays!r} is neither 'numpy' nor 'torch'"
-    failure = Failure("conformance.capabilities", "declared values", problem) if problem else None
-    return CheckResult(len(fields(Capabilities)), failure)
+    return len(fields(Capabilities)), problem
 
 
-def _arrays(plan: Plan, subject: Subject) -> CheckResult:
+def _arrays(plan: Plan, subject: Subject) -> tuple[int, str]:
     x = any_bits(np.random.default_rng(4), (8, 64), element=plan.element)
     compared, problem = 0, ""
     codes = np.arange(256, dtype=np.uint8)
@@ -86,8 +85,7 @@ def _arrays(plan: Plan, subject: Subject) -> CheckResult:
         compared += array.size
         if back.dtype != array.dtype or back.shape != array.shape or back.tobytes() != array.tobytes():
             problem = f"from_numpy and to_numpy change an array of {array.dtype}"
-    failure = Failure("conformance.arrays", "there and back", problem) if problem else None
-    return CheckResult(compared, failure)
+    return compared, problem
 
 
 def _requests() -> Iterator[tuple[str, Op, Any]]:
@@ -107,26 +105,24 @@ def _requests() -> Iterator[tuple[str, Op, Any]]:
         yield "max_sr_bits", Op.QUANTIZE, bits
 
 
-def _refusal(plan: Plan, name: str, op: Op, value: Any) -> Callable[[Subject], CheckResult]:
+def _refusal(plan: Plan, name: str, op: Op, value: Any) -> Callable[[Subject], tuple[int, str]]:
     undeclared = f"{name} does not declare {declared_words(value)}"
 
-    def run(subject: Subject) -> CheckResult:
+    def problem(subject: Subject) -> tuple[int, str]:
         caps = subject.capabilities
         if declares(caps, name, value) or not _reachable(caps, op, name):
-            return CheckResult(0)
+            return 0, ""
         try:
             _ask(subject, plan, name, op, value)
         except UnsupportedError as err:
             if name in str(err):
-                return CheckResult(1)
-            problem = f"{undeclared}, and the UnsupportedError does not name the field: {err}"
+                return 1, ""
+            return 1, f"{undeclared}, and the UnsupportedError does not name the field: {err}"
         except Exception as err:  # anything else is the wrong refusal
-            problem = f"{undeclared}: raised {type(err).__name__} instead of UnsupportedError"
-        else:
-            problem = f"{undeclared}, and {op.value} did it all the same"
-        return CheckResult(1, Failure("conformance.unsupported", f"{op.value}, {name}", problem))
+            return 1, f"{undeclared}: raised {type(err).__name__} instead of UnsupportedError"
+        return 1, f"{undeclared}, and {op.value} did it all the same"
 
-    return run
+    return problem
 
 
 def _reachable(caps: Capabilities, op: Op, name: str) -> bool:
@@ -171,16 +167,15 @@ def _stored(subject: Subject, made: BlockFormat) -> MXArray:
 
 
 def _refused_type(plan: Plan, name: str) -> Check:
-    def run(subject: Subject) -> CheckResult:
+    def problem(subject: Subject) -> tuple[int, str]:
         try:
             x = subject.give(np.ones((2, 32), name))
             subject.backend.quantize(x, plan.base, placement=Placement(STREAM))
         except (DtypeError, UnsupportedError):
-            return CheckResult(1)
-        message = f"an input of {name} was narrowed silently: DtypeError expected"
-        return CheckResult(1, Failure("conventions.inputs", f"{name} refused", message))
+            return 1, ""
+        return 1, f"an input of {name} was narrowed silently: DtypeError expected"
 
-    return Check("conventions.inputs", f"{name} refused", Op.QUANTIZE, (), run)
+    return Check.that("conventions.inputs", f"{name} refused", Op.QUANTIZE, (), problem)
 
 
 NARROW = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
@@ -234,16 +229,15 @@ def _raises_nonfinite(plan: Plan) -> Check:
     x[2, 40] = np.nan
     request = Request(plan.cast(x), replace(plan.base, nonfinite=Nonfinite.RAISE), rng=STREAM)
 
-    def run(subject: Subject) -> CheckResult:
+    def problem(subject: Subject) -> tuple[int, str]:
         try:
             subject.backend.quantize(subject.give(request.array()), request.spec, **request.arguments)
         except NonfiniteError:
-            return CheckResult(1)
-        message = "nonfinite = 'raise' let a NaN pass: NonfiniteError expected"
-        return CheckResult(1, Failure("scale.nonfinite", "nonfinite = 'raise'", message, request.describe()))
+            return 1, ""
+        return 1, "nonfinite = 'raise' let a NaN pass: NonfiniteError expected"
 
-    return Check("scale.nonfinite", "nonfinite = 'raise'", Op.QUANTIZE, request.needs, run, request.spec,
-                 request.describe)  # fmt: skip
+    return Check.that("scale.nonfinite", "nonfinite = 'raise'", Op.QUANTIZE, request.needs, problem, request.spec,
+                      request.describe)  # fmt: skip
 
 
 def _repeats(plan: Plan) -> Iterator[Check]:
@@ -251,17 +245,11 @@ def _repeats(plan: Plan) -> Iterator[Check]:
     for rounding in Rounding:
         request = Request(x, replace(plan.base, rounding=rounding), rng=STREAM)
 
-        def run(subject: Subject, request: Request = request) -> CheckResult:
+        def problem(subject: Subject, request: Request = request) -> tuple[int, str]:
             first, second = (Blocks.of(request.answer(subject)) for _ in range(2))
             wrong, compared = all_of_it(first, second)
-            if not wrong.any():
-                return CheckResult(compared)
             message = f"the same request gave other bits the second time, in {int(wrong.sum())} blocks"
-            return CheckResult(
-                compared, Failure("conformance.protocol", "asked twice", message, request.describe())
-            )
+            return compared, message if wrong.any() else ""
 
-        title = f"{rounding.value}, asked twice"
-        yield Check(
-            "conformance.protocol", title, Op.QUANTIZE, request.needs, run, request.spec, request.describe
-        )
+        yield Check.that("conformance.protocol", f"{rounding.value}, asked twice", Op.QUANTIZE, request.needs, problem,
+                         request.spec, request.describe)  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from mxref.backend import Backend
-from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject
+from mxref.conformance.model import Check, Needs, Op, Plan, Subject
 from mxref.conformance.requests.crafted import tame
 from mxref.conformance.requests.decoding import DTYPES, drawn_array, given
 from mxref.conformance.requests.encoding import Request
@@ -27,7 +27,7 @@ from mxref.conformance.watch import CLAUSE, FUSED_CLAUSE, arrays_of
 from mxref.gemm import OUT_DTYPES
 from mxref.mxarray import MXArray
 from mxref.placement import Placement
-from mxref.recipe import GemmProfile, OperandSpec
+from mxref.recipe import GemmProfile
 from mxref.steps.hadamard import SIZES
 from mxref.steps.random import Stream
 
@@ -38,7 +38,6 @@ _SHAPE, _FEWER = (32, 256), 12
 _THREADS, _ROUNDS = 4, 6
 _SWITCH = 1e-5
 """Seconds after which Python gives another thread its turn: its usual 5 ms are as long as several calls."""
-Needs = tuple[tuple[str, Any], ...]
 Call = Callable[[Backend, Any], Any]
 
 
@@ -49,38 +48,46 @@ def checks(plan: Plan) -> Iterator[Check]:
     drawn = [drawn_array(rng, _SHAPE, 1, _SHAPE[1], _SCALES, made=plan.format) for _ in range(_THREADS)]
     few = [drawn_array(rng, (_FEWER, _SHAPE[1]), 1, _SHAPE[1], _SCALES, made=plan.format) for _ in drawn]
     needs = Request(inputs[0], plan.base).needs
-    base, both = plan.base, (plan.base, plan.base)
+    base = plan.base
 
     def values(clause: str, title: str, op: Op, needed: Needs, call: Call) -> Iterator[Check]:
         return _asked(clause, title, op, needed, lambda s: [s.give(x) for x in inputs], call)
 
-    def dual(backend: Backend, x: Any) -> Any:
-        return backend.quantize_dual(x, both, placements=(Placement(STREAM), Placement(STREAM)))
-
-    yield from values(
-        CLAUSE, "quantize", Op.QUANTIZE, needs, lambda b, x: b.quantize(x, base, placement=Placement(STREAM))
-    )
+    at = Placement(STREAM)
+    yield from values(CLAUSE, "quantize", Op.QUANTIZE, needs, _call("quantize", base, placement=at))
+    dual = _call("quantize_dual", (base, base), placements=(at, at))
     yield from values(FUSED_CLAUSE, "quantize_dual", Op.QUANTIZE, needs, dual)
     for dtype in DTYPES:
         decoded = (("dequantize_dtypes", dtype),)
-        stored = (("formats", plan.format), *decoded)
-        title = f"dequantize to {dtype}"
         yield from _asked(
-            CLAUSE, title, Op.DEQUANTIZE, stored, partial(_given, drawn), partial(_dequantize, dtype)
-        )
-        fake = partial(_fake_quantize, base, dtype)
-        yield from values(FUSED_CLAUSE, f"fake_quantize to {dtype}", Op.QUANTIZE, (*needs, *decoded), fake)
+            CLAUSE, f"dequantize to {dtype}", Op.DEQUANTIZE, (("formats", plan.format), *decoded),
+            partial(_given, drawn), _call("dequantize", dtype),
+        )  # fmt: skip
+        yield from values(
+            FUSED_CLAUSE, f"fake_quantize to {dtype}", Op.QUANTIZE, (*needs, *decoded),
+            _call("fake_quantize", base, dtype=dtype, placement=at),
+        )  # fmt: skip
     for n in SIZES:
         needed = (("in_dtypes", plan.dtype), ("hadamard_sizes", n))
-        yield from values(CLAUSE, f"hadamard of size {n}", Op.HADAMARD, needed, partial(_hadamard, n))
+        yield from values(CLAUSE, f"hadamard of size {n}", Op.HADAMARD, needed, _call("hadamard", n, 1))
     for profile, out in product(GemmProfile, OUT_DTYPES):
         kind: Needs = (("gemms", (profile, plan.format, plan.format)), ("gemm_dtypes", out))
         products = [Product(q, q, profile, out) for q in few]
         # Under `bounded` two calls may differ.
         allowed = partial(_allowed, products) if profile is GemmProfile.BOUNDED else None
         title = f"scaled_gemm, {profile.value}, {out}"
-        call = partial(_scaled_gemm, profile, out)
-        yield from _asked(CLAUSE, title, Op.GEMM, kind, partial(_given, few), call, allowed)
+        yield from _asked(
+            CLAUSE, title, Op.GEMM, kind, partial(_given, few),
+            partial(_squared, profile, out), allowed,
+        )  # fmt: skip
+
+
+def _call(operation: str, *arguments: Any, **named: Any) -> Call:
+    return lambda backend, x: getattr(backend, operation)(x, *arguments, **named)
+
+
+def _squared(profile: GemmProfile, out: str, backend: Backend, q: MXArray) -> Any:
+    return backend.scaled_gemm(q, q, profile=profile, out_dtype=out)
 
 
 Right = Callable[[Subject, int, Any], bool]
@@ -106,17 +113,17 @@ def _asked(
 ) -> Iterator[Check]:
     """Yield two checks of an operation: its results are kept, and calls from threads give what the main thread got."""
 
-    def kept(subject: Subject) -> CheckResult:
+    def kept(subject: Subject) -> tuple[int, str]:
         operands = give(subject)
         for operand in (*operands, operands[0]):
             call(subject.backend, operand)
-        return CheckResult(len(operands) + 1)
+        return len(operands) + 1, ""
 
-    def in_threads(subject: Subject) -> CheckResult:
+    def in_threads(subject: Subject) -> tuple[int, str]:
         operands, backend = give(subject), subject.watched.backend
         main = [call(subject.backend, operand) for operand in operands]
         if right and not all(right(subject, i, result) for i, result in enumerate(main)):
-            return CheckResult(0)  # other checks name the fault
+            return 0, ""  # other checks name the fault
         want = [_bits(subject, result) for result in main]
         calls = [partial(call, backend, operand) for operand in operands]
         compared = 0
@@ -134,12 +141,14 @@ def _asked(
             )
             compared += len(found)
             if wrong:
-                message = f"{wrong} of {len(found)} results of calls from {how} differ from those of the main thread"
-                return CheckResult(compared, Failure(clause, f"{title}, in threads", message))
-        return CheckResult(compared)
+                return (
+                    compared,
+                    f"{wrong} of {len(found)} results of calls from {how} differ from those of the main thread",
+                )
+        return compared, ""
 
-    yield Check(clause, f"{title}, results kept", op, needs, kept)
-    yield Check(clause, f"{title}, in threads", op, needs, in_threads)
+    yield Check.that(clause, f"{title}, results kept", op, needs, kept)
+    yield Check.that(clause, f"{title}, in threads", op, needs, in_threads)
 
 
 def _bits(subject: Subject, result: Any) -> list[bytes]:
@@ -178,19 +187,3 @@ def _switching_often() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
-
-
-def _dequantize(dtype: str, backend: Backend, q: MXArray) -> Any:
-    return backend.dequantize(q, dtype)
-
-
-def _fake_quantize(spec: OperandSpec, dtype: str, backend: Backend, x: Any) -> Any:
-    return backend.fake_quantize(x, spec, dtype=dtype, placement=Placement(STREAM))
-
-
-def _hadamard(n: int, backend: Backend, x: Any) -> Any:
-    return backend.hadamard(x, n, 1)
-
-
-def _scaled_gemm(profile: GemmProfile, out: str, backend: Backend, q: MXArray) -> Any:
-    return backend.scaled_gemm(q, q, profile=profile, out_dtype=out)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.conformance.differential import controlled_check, quantize_check
-from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject
+from mxref.conformance.model import Check, Op, Plan, Subject
 from mxref.conformance.requests.crafted import tame
 from mxref.conformance.requests.encoding import Blocks, Request
 from mxref.formats import BlockShape, ElementFormat
@@ -220,7 +220,7 @@ def _statistics(plan: Plan, spec: OperandSpec) -> Check:
     needs = [need for need in request.needs if need[0] not in ("native_sr", "max_sr_bits")]
     needs.append(("native_sr", True))
 
-    def run(subject: Subject) -> CheckResult:
+    def problem(subject: Subject) -> tuple[int, str]:
         codes = Blocks.of(request.answer(subject)).codes.reshape(rows, -1).astype(np.int64)
         up = codes - lower
         share, expected = up.mean(axis=0), fraction[0]
@@ -233,7 +233,6 @@ def _statistics(plan: Plan, spec: OperandSpec) -> Check:
             message = (
                 f"of {rows} elements at fraction {expected[worst]:g} the share {share[worst]:.3f} went up"
             )
-        failure = Failure("rounding.native_sr", title, message, request.describe()) if message else None
-        return CheckResult(x.size, failure)
+        return x.size, message
 
-    return Check("rounding.native_sr", title, Op.QUANTIZE, tuple(needs), run, spec, request.describe)
+    return Check.that("rounding.native_sr", title, Op.QUANTIZE, tuple(needs), problem, spec, request.describe)

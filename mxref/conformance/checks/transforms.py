@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from mxref.conformance.differential import quantize_check
 from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, cast
 from mxref.conformance.requests.crafted import any_bits, cancelling, heavy_tailed, tame
 from mxref.conformance.requests.decoding import float_bits
-from mxref.conformance.requests.encoding import Request
+from mxref.conformance.requests.encoding import LAYOUTS, Request
 from mxref.conformance.shrink import Search, fewest_elements
 from mxref.plan import dtype_name
 from mxref.steps.hadamard import SIZES, Rotation, SignPolicy, hadamard
@@ -34,8 +33,8 @@ class Transform:
     n: int
     signs: int = 0
     axis: int = -1
-    order: Literal["C", "F"] = "C"
-    """Order in memory of the array that is passed."""
+    layout: str = ""
+    """One of `LAYOUTS`, or nothing for C order."""
 
     @cached_property
     def expected(self) -> NDArray[np.uint32]:
@@ -45,16 +44,16 @@ class Transform:
 
     def answer(self, subject: Subject) -> NDArray[np.uint32]:
         """Return the backend's answer as bits."""
-        y = subject.backend.hadamard(
-            subject.give(self.x.copy(self.order)), self.n, self.signs, axis=self.axis
+        x = LAYOUTS[self.layout](self.x) if self.layout else self.x.copy()
+        return float_bits(
+            subject.take(subject.backend.hadamard(subject.give(x), self.n, self.signs, axis=self.axis))
         )
-        return float_bits(subject.take(y))
 
     def describe(self) -> dict[str, str]:
         """Return the request in words."""
         return {
             "n": str(self.n), "signs": hex(self.signs), "axis": str(self.axis), "dtype": dtype_name(self.x),
-            "shape": str(self.x.shape), **({"layout": "in Fortran order"} if self.order == "F" else {}),
+            "shape": str(self.x.shape), **({"layout": self.layout} if self.layout else {}),
         }  # fmt: skip
 
 
@@ -95,11 +94,11 @@ def checks(plan: Plan) -> Iterator[Check]:
             Transform(plan.cast(cancelling(rng, (2, 2 * n, 3))), n, axis=1),
         )
         in_rows = Transform(plan.cast(tame(rng, (5, max(32, 2 * n)), made=plan.format)), n)
-        in_columns = replace(in_rows, order="F")
+        in_columns = replace(in_rows, layout="transposed")
         long = Transform(plan.cast(tame(rng, (3, plan.long), made=plan.format)), n, signs)
         control = Transform(long.x[:, :1024], n, signs)
         yield _check("quantize.strides", f"H{n} of length {plan.long}", long, control=control)
-        yield _check("quantize.strides", f"H{n} in Fortran order", in_columns, control=in_rows)
+        yield _check("quantize.strides", f"H{n} transposed", in_columns, control=in_rows)
         yield _check(
             "hadamard.nonfinite",
             f"H{n} NaN, Inf, overflow",
@@ -143,7 +142,7 @@ def _check(
         small = t.x.size <= _SMALL
         blamed = clause if right else "hadamard.order"
         failure = Failure(
-            blamed, title, f"{int(differs.sum())} of {differs.size} values differ, first at {where} of what is shown",
+            blamed, f"{int(differs.sum())} of {differs.size} values differ, first at {where} of what is shown",
             t.describe(), {"x": _words(float_bits(t.x))} if small else {},
             " ".join(_words(want)) if small else f"{want[where]:08x}",
             " ".join(_words(got)) if small else f"{got[where]:08x}",

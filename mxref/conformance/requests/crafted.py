@@ -227,11 +227,10 @@ def tame(
     rng: np.random.Generator,
     shape: tuple[int, ...],
     axis: int = -1,
-    spread: bool = True,
     *,
     made: BlockFormat,
 ) -> NDArray[np.float32]:
-    """Return grid points, 4 the largest of each block along `axis`, each block times a power of two if `spread`.
+    """Return grid points, 4 the largest of each block along `axis`, each block times a power of two.
 
     Every scale rule and every rounding keeps them, so a wrong rule or rounding does not show here, only a wrong place.
     The scale makes the 4 the largest power of two on the grid, and no value is less than a 64th of it, so that narrow
@@ -245,6 +244,5 @@ def tame(
     x *= rng.choice([-1.0, 1.0], x.shape)
     x[..., ::8] = 4.0
     blocks = -(-length // made.k)
-    if spread:
-        x *= np.repeat(np.exp2(rng.integers(-9, 10, (*lengths, blocks))), made.k, axis=-1)[..., :length]
+    x *= np.repeat(np.exp2(rng.integers(-9, 10, (*lengths, blocks))), made.k, axis=-1)[..., :length]
     return np.ascontiguousarray(np.moveaxis(x, -1, axis), np.float32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.capabilities import Capabilities
-from mxref.conformance.model import Subject, block_format, declares
+from mxref.conformance.model import Needs, Subject, block_format, declares
 from mxref.formats import BlockFormat, BlockShape, ElementFormat
 from mxref.layouts.packed import unpack
 from mxref.mxarray import MXArray
@@ -23,6 +23,28 @@ from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 
 _DEFAULT = OperandSpec()
+
+
+def _read_only(x: NDArray[Any]) -> NDArray[Any]:
+    x.flags.writeable = False
+    return x
+
+
+LAYOUTS: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
+    "transposed": lambda x: np.ascontiguousarray(x.T).T,
+    "every second row and column": lambda x: np.repeat(np.repeat(x, 2, 0), 2, 1)[::2, ::2],
+    "rows out of the middle": lambda x: np.pad(x, [(33, 32), (0, 0)])[33:-32],
+    "columns out of the middle": lambda x: np.pad(x, [(0, 0), (8, 24)])[:, 8:-24],
+    "columns from an odd one on": lambda x: np.pad(x, [(0, 0), (33, 62)])[:, 33:-62],
+    "first axes swapped": lambda x: np.ascontiguousarray(x.swapaxes(0, 1)).swapaxes(0, 1),
+    "last axis of stride 2": lambda x: np.repeat(x, 2, -1)[..., ::2],
+    "backwards": lambda x: np.ascontiguousarray(x[::-1, ::-1])[::-1, ::-1],
+    "first row repeated": lambda x: np.broadcast_to(x[:1], x.shape),
+    "read-only": _read_only,
+}
+"""How an array may lie in memory beside C order; all but "first row repeated" keep the values."""
+_NUMPY_ONLY = ("backwards", "first row repeated", "read-only")
+"""Layouts that PyTorch cannot take from NumPy."""
 Place = tuple[int, int]
 """Stored row and number of a block."""
 
@@ -50,7 +72,7 @@ class Blocks(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """Arguments of a quantization; `view` turns a copy of `x` into the array that is passed."""
+    """Arguments of a quantization."""
 
     x: NDArray[Any]
     spec: OperandSpec
@@ -59,9 +81,8 @@ class Request:
     origin: tuple[int, ...] | None = None
     global_shape: tuple[int, ...] | None = None
     pad: bool = False
-    view: Callable[[NDArray[Any]], NDArray[Any]] | None = None
     layout: str = ""
-    """A description of `view`."""
+    """One of `LAYOUTS`, or nothing for C order."""
 
     @property
     def format(self) -> BlockFormat:
@@ -76,20 +97,22 @@ class Request:
     def array(self) -> NDArray[Any]:
         """Return the input: a fresh array, so that a backend that writes to it spoils no other check."""
         x = self.x.copy()
-        return self.view(x) if self.view else x
+        return LAYOUTS[self.layout](x) if self.layout else x
+
+    @property
+    def placement(self) -> Placement:
+        """Where the array lies in the larger tensor, and its random stream."""
+        return Placement(self.rng, self.origin, self.global_shape)
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of `quantize`."""
-        return {
-            "axis": self.axis, "placement": Placement(self.rng, self.origin, self.global_shape), "pad": self.pad,
-        }  # fmt: skip
+        return {"axis": self.axis, "placement": self.placement, "pad": self.pad}
 
     @cached_property
     def plan(self) -> QuantPlan:
         """The plan of the quantization."""
-        arguments = self.arguments
-        return plan_quantize(self.array().shape, self.spec, arguments.pop("axis"), **arguments)
+        return plan_quantize(self.x.shape, self.spec, self.axis, self.placement, self.pad)
 
     @cached_property
     def expected(self) -> MXArray:
@@ -102,7 +125,7 @@ class Request:
         return Blocks.of(self.expected)
 
     @property
-    def needs(self) -> tuple[tuple[str, Any], ...]:
+    def needs(self) -> Needs:
         """The capabilities that the request uses."""
         spec = self.spec
         needs: list[tuple[str, Any]] = [
@@ -115,6 +138,8 @@ class Request:
             needs.append(("prescale", True))
         if spec.rounding is Rounding.SR:
             needs += [("native_sr", False), ("max_sr_bits", spec.sr_bits)]
+        if self.layout in _NUMPY_ONLY:
+            needs.append(("arrays", "numpy"))
         return tuple(needs)
 
     def declared(self, capabilities: Capabilities) -> bool:
@@ -185,16 +210,7 @@ def scales_only(got: Blocks, want: Blocks) -> tuple[NDArray[np.bool_], int]:
 
 def as_numpy(subject: Subject, q: MXArray) -> MXArray:
     """Return an MXArray with NumPy arrays inside."""
-    return MXArray(
-        subject.take(q.codes),
-        subject.take(q.scales),
-        q.shape,
-        q.axis,
-        q.block,
-        q.prescale,
-        q.rotation,
-        q.format,
-    )
+    return replace(q, codes=subject.take(q.codes), scales=subject.take(q.scales))
 
 
 def plainest(wrong: NDArray[np.bool_], want: Blocks, element: ElementFormat) -> tuple[int, int]:

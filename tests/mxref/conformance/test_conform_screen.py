@@ -6,7 +6,8 @@ import pytest
 
 from mxref.cli.conform_text import show
 from mxref.conformance import CLAUSES
-from mxref.conformance.model import ClauseResult, Failure, Level, Report
+from mxref.conformance.model import Failure, Level
+from mxref.conformance.report import ClauseResult, Report
 
 WIDTH, LINES = 80, 24
 INTRODUCTION = f"backend {'a_long_folder/' * 7}mine.py:backend, asked for by name"
@@ -17,9 +18,9 @@ def failure(clause: str, numbers: int, **more) -> Failure:
     command = f"mxref explain --block 0{NUMBERS * numbers}" if numbers else None
     codes = " 0e" * (numbers or 32)
     return Failure(
-        clause, "a check " * 8, "36 of 401 blocks differ; " * 8, {"scale_rule": "floor", "shape": "(1, 32), " * 9},
+        clause, "36 of 401 blocks differ; " * 8, {"scale_rule": "floor", "shape": "(1, 32), " * 9},
         {"x": ("0xc0200000",) * 64}, f"scale 7e  codes{codes}", f"scale 7f  codes{codes}", tuple(range(32)),
-        command, **more,
+        command, check="a check " * 8, **more,
     )  # fmt: skip
 
 
@@ -67,7 +68,7 @@ def test_everything_is_printed_on_demand(width, capsys, monkeypatch):
 def test_several_failures_are_shown_where_there_is_room(capsys, monkeypatch):
     answers = {"expected": "1", "got": "2", "command": "mxref explain 1"}
     short = tuple(
-        ClauseResult(c, 1, 1, failures=[Failure(c, "a check", "it differs", **answers)])
+        ClauseResult(c, 1, 1, failures=[Failure(c, "it differs", check="a check", **answers)])
         for c in list(CLAUSES)[:3]
     )
     of = Report("mine", Level.QUICK, 0, ("quantize",), short, 1.5)
