@@ -1,4 +1,4 @@
-"""The Numba backend: Hadamard, dequantization, and what holds for every operation."""
+"""The Numba backend: what holds for every operation, and the kit cannot see."""
 
 import subprocess
 import sys
@@ -13,60 +13,19 @@ from numpy.typing import NDArray
 
 from mxref import (
     BlockShape,
-    GemmProfile,
     MXArray,
     OperandSpec,
-    UnsupportedError,
 )
-from mxref.formats import CANONICAL_NAN, E2M1
-from mxref.layouts.packed import pack
 from mxref.placement import Placement
-from mxref.steps.hadamard import SIZES
 
 numba = pytest.importorskip("numba")
 from numba_checks import (
     BACKEND,
-    DTYPES,
-    REFERENCE,
     SR_SPEC,
     STREAM,
-    check_dequantize,
-    crafted,
     normal,
     operand,
 )
-
-Bits = NDArray[Any]
-
-
-def bits_of(x: NDArray[Any]) -> Bits:
-    """Bit patterns with every NaN made the same: those of a transform have no canonical payload."""
-    bits = np.array(x).view(f"u{x.dtype.itemsize}")
-    bits[np.isnan(x.astype(np.float64))] = CANONICAL_NAN >> (32 - 8 * x.dtype.itemsize)
-    return bits
-
-
-@pytest.mark.parametrize("n", SIZES)
-def test_hadamard(n: int) -> None:
-    signs = int.from_bytes(np.random.default_rng(n).bytes(n // 8 or 1), "little") & (1 << n) - 1
-    inputs = [(crafted(np.float32, 256), 1), (normal(512, 35), 0), (normal(3, 256, 5)[:, ::-1], 1)]
-    inputs += [(normal(7, 512, dtype=dtype), 1) for dtype in DTYPES[1:]]
-    for x, axis in inputs:
-        for pattern in (0, signs):
-            got, expected = (b.hadamard(x, n, pattern, axis=axis) for b in (BACKEND, REFERENCE))
-            assert got.dtype == np.float32
-            assert got.shape == x.shape
-            np.testing.assert_array_equal(bits_of(got), bits_of(expected))
-
-
-@pytest.mark.clause("conformance.capabilities")
-def test_dequantize_every_code_at_every_scale() -> None:
-    scales = np.arange(256, dtype=np.uint8)[:, None]
-    codes = np.tile(pack(np.tile(np.arange(16, dtype=np.uint8), 2), E2M1), (256, 1))
-    check_dequantize(MXArray(codes, scales, (256, 32), 1))
-    check_dequantize(MXArray(codes, scales, (32, 256), 0))
-    check_dequantize(MXArray(codes[::-1], scales[::-1], (256, 31), 1))  # padded, and of negative strides
-    check_dequantize(MXArray(codes.reshape(4, 64, 16), scales.reshape(4, 64, 1), (4, 32, 64), 1))
 
 
 def _operations() -> dict[str, Callable[[], Any]]:
@@ -147,15 +106,6 @@ def test_inputs_are_not_copied(name: str) -> None:
     finally:
         tracemalloc.stop()
     assert peak < q.codes.nbytes + q.scales.nbytes + x.nbytes // 4  # panels, whatever the size
-
-
-@pytest.mark.clause("conformance.unsupported", evidence="known answer")
-def test_undeclared_is_refused() -> None:
-    q = operand(4, 32, 100, 140, seed=1)
-    with pytest.raises(UnsupportedError, match="gemms"):
-        BACKEND.scaled_gemm(q, q, profile=GemmProfile.EXACT)
-    with pytest.raises(UnsupportedError, match="dequantize_dtypes"):
-        BACKEND.dequantize(q, "float64")
 
 
 def test_without_numba_the_import_names_it() -> None:

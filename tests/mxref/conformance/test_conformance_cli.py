@@ -131,15 +131,16 @@ def test_bad_usage_ends_with_two(args, message):
     assert message in result.stderr
 
 
-def test_tiles_are_explained_from_saved_files(tmp_path):
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_tiles_are_explained_from_saved_files(tmp_path, jobs):
     (tmp_path / "faulty.py").write_text(
         "from mutants import MUTANTS\n"
         "backend = next(m for m in MUTANTS if m.name == 'tile amax by row').make\n"
     )
-    folder = tmp_path / "blocks"
+    folder = tmp_path / "some blocks"
     result = run(
         "conform", "--backend", f"{tmp_path}/faulty.py:backend", "--quick", "--clause", "scale.block.tile",
-        "--save", str(folder), "--json", str(tmp_path / "c.json"),
+        "--jobs", jobs, "--save", str(folder), "--json", str(tmp_path / "c.json"),
     )  # fmt: skip
     assert result.exit_code == 1, result.output
     (clause,) = json.loads((tmp_path / "c.json").read_text())["clauses"]

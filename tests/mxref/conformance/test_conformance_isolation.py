@@ -131,12 +131,6 @@ def test_shrinking_may_take_the_time_limit(monkeypatch):
     assert set(given) == {(False, 200), (True, 200)}
 
 
-def test_several_processes_find_the_same(tmp_path):
-    backend = written(tmp_path, IN_A_CALL, OS_EXIT_0)
-    one, two = (run(backend, tmp_path, "--jobs", jobs)[1] for jobs in ("1", "2"))
-    assert one == two
-
-
 def test_a_run_does_not_wait_for_every_hanging_check(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "MOST_HUNG", 1)
     hanging = IN_A_CALL.replace('if dtype == "float64" and q.shape == (256, 32):', "if True:")

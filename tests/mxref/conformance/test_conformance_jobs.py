@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -63,37 +62,6 @@ def test_report_is_that_of_one_process(backend):
     assert all(
         f.message.endswith("shrunk") for c in three.clauses for f in c.failures if c.clause == "rounding.rne"
     )
-
-
-def test_unshrunk_report_is_that_of_one_process():
-    one, two = (check(PLANTED, level="quick", clauses=["rounding.rne"], shrink=False, jobs=n) for n in (1, 2))
-    assert comparable(one) == comparable(two)
-    assert "shrunk" not in one.failures[0].message
-
-
-def test_tiles_are_explained_from_files_of_other_processes(tmp_path):
-    (tmp_path / "faulty.py").write_text(
-        "from mutants import MUTANTS\n"
-        "backend = next(m for m in MUTANTS if m.name == 'tile amax by row').make\n"
-    )
-    words = [
-        "conform",
-        "--backend",
-        f"{tmp_path}/faulty.py:backend",
-        "--quick",
-        "--clause",
-        "scale.block.tile",
-    ]
-    tables = []
-    for jobs in ("1", "2"):
-        folder, table = tmp_path / "some blocks", tmp_path / f"{jobs}.json"
-        result = CliRunner().invoke(
-            main, [*words, "--jobs", jobs, "--save", str(folder), "--json", str(table)]
-        )
-        assert result.exit_code == 1, result.output
-        tables.append(json.loads(table.read_text())["clauses"])
-    assert tables[0] == tables[1]
-    assert f"--tile --file '{folder}/scale.block.tile.npy'" in tables[0][0]["failures"][0]["command"]
 
 
 def test_crash_is_a_failure_of_the_check_it_came_at(tmp_path):
