@@ -20,9 +20,8 @@ from mxref.conformance.requests.encoding import (
     Place,
     Request,
     all_of_it,
+    alone,
     scales_only,
-    tile_rows,
-    unit_rows,
 )
 from mxref.formats import BlockShape
 from mxref.recipe import UNTURNED
@@ -189,12 +188,10 @@ def _feature(clause: str) -> Without | None:
 
 def _plain(request: Request, place: Place) -> tuple[Request, Place]:
     """Return the block as a request of its own, without random bits, which its place decides."""
-    plan, (row, block), spec = request.plan, place, request.spec
-    if spec.rounding is Rounding.SR:
-        spec = replace(spec, rounding=Rounding.RNE, sr_bits=16)
-    x = np.ascontiguousarray(unit_rows(request, row, block))
-    inside = block % (plan.unit // plan.format.k)
-    return Request(x, spec, rng=request.rng), (row - tile_rows(request, row)[0], inside)
+    found, place = alone(request, place)
+    if found.spec.rounding is Rounding.SR:
+        found = replace(found, spec=replace(found.spec, rounding=Rounding.RNE, sr_bits=16))
+    return found, place
 
 
 def _untransformed(request: Request, place: Place) -> tuple[Request, Place] | None:

@@ -15,7 +15,7 @@ from mxref.conformance.finding import block_failure
 from mxref.conformance.function import on_host, on_host_bytes
 from mxref.conformance.model import Failure, storage_clause
 from mxref.conformance.report import Judgement, printable_lines
-from mxref.conformance.requests.encoding import Blocks, Request, all_of_it, unit_rows
+from mxref.conformance.requests.encoding import Blocks, Request, all_of_it, alone
 from mxref.dialects import DIALECTS
 from mxref.errors import RecipeError, ShapeError
 from mxref.formats import BlockShape
@@ -161,26 +161,19 @@ def _layout_hints(equal: list[list[str]], read: tuple[str, str]) -> Iterator[str
 
 def _one_block(request: Request, got: Blocks, place: tuple[int, int], clause: str) -> Failure:
     """Return the failure of a block. If its place does not matter, the block is shown as a request of its own."""
-    row, block = place
-    at = f"block {block} of row {row}"
-    plan = request.plan
-    alone = Request(np.ascontiguousarray(unit_rows(request, row, block)), request.spec, rng=request.rng)
-    k = plan.format.k
-    tile = request.spec.block is BlockShape.TILE
-    first = row // k * k if tile else row
-    units = plan.unit // k
-    start = block // units * units
-    rows = slice(first, first + len(alone.x))
-    part = Blocks(got.codes[rows, start : start + units], got.scales[rows, start : start + units])
-    here = row - first, block - start
-    same = all(
+    (row, block), (plain, here) = place, alone(request, place)
+    message = f"shown is the first block that differs, block {block} of row {row}"
+    same = (
         np.array_equal(a[here], b[place])
-        for a, b in zip(alone.expected_blocks, request.expected_blocks, strict=True)
+        for a, b in zip(plain.expected_blocks, request.expected_blocks, strict=True)
     )
-    message = f"shown is the first block that differs, {at}"
-    if same:
-        return block_failure(alone, here, clause, message, part)
-    return block_failure(request, place, clause, message, got)
+    if not all(same):
+        return block_failure(request, place, clause, message, got)
+    first, start = row - here[0], block - here[1]
+    rows, blocks = slice(first, first + len(plain.x)), slice(start, start + plain.plan.unit // plain.format.k)
+    return block_failure(
+        plain, here, clause, message, Blocks(got.codes[rows, blocks], got.scales[rows, blocks])
+    )
 
 
 def _treatment_hints(request: Request, got: Blocks) -> Iterator[str]:

@@ -6,9 +6,9 @@ The file is a NumPy archive: the arrays, and one JSON text with everything else.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref._version import __version__
-from mxref.conformance.report import check_writable
+from mxref.conformance.report import check_writable, write
 from mxref.conformance.requests.encoding import Blocks, Request
 from mxref.conformance.requests.product import Product
 from mxref.errors import FileFormatError
@@ -110,18 +110,9 @@ def save_recording(path: str | Path, recording: Recording) -> None:
         "format": FORMAT, "mxref": __version__, "backend": recording.backend, "reason": recording.reason,
         "facts": dict(recording.facts), "calls": calls,
     }  # fmt: skip
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            np.savez_compressed(file, meta=np.array(json.dumps(meta)), **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as err:
-        raise FileFormatError(f"cannot write {path}: {err.strerror or err}; name a file in a folder that can be "
-                              "written") from err  # fmt: skip
-    finally:
-        temporary.unlink(missing_ok=True)
+    data = BytesIO()
+    np.savez_compressed(data, meta=np.array(json.dumps(meta)), **arrays)  # type: ignore[arg-type]
+    write(path, data.getvalue())
 
 
 def load_recording(path: str | Path) -> Recording:

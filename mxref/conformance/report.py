@@ -231,11 +231,14 @@ def check_writable(path: Path) -> None:
         raise FileFormatError(f"cannot write {path}: name a file in a folder that exists and can be written")
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file, replacing an existing one only when all is written; FileFormatError if that fails."""
+def write(path: Path, data: str | bytes) -> None:
+    """Write a file; it appears only when all of it is on the disk. FileFormatError if that fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        with open(temporary, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as err:
         raise FileFormatError(f"cannot write {path}: {err.strerror or err}") from err

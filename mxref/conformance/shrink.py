@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mxref.conformance.blame import symptom
 from mxref.conformance.model import Subject
-from mxref.conformance.requests.encoding import Blocks, Judge, Place, Request, tile_rows, unit_rows
+from mxref.conformance.requests.encoding import Blocks, Judge, Place, Request, alone
 from mxref.conformance.requests.product import Product, decided, rows_of
 from mxref.formats import BlockShape
 from mxref.layouts.packed import pack, unpack
@@ -134,14 +134,13 @@ def smallest_block(
 def _plain_forms(request: Request, place: Place) -> Iterator[tuple[Request, Place]]:
     """Yield the block as a request of its own: at the origin, or where its random bits are the same."""
     plan, (row, block) = request.plan, place
-    x = np.ascontiguousarray(unit_rows(request, row, block))
-    inside = block % (plan.unit // request.format.k)
-    yield Request(x, request.spec, rng=request.rng), (row - tile_rows(request, row)[0], inside)
+    plain, here = alone(request, place)
+    yield plain, here
     if request.spec.rounding is Rounding.SR and request.spec.block is BlockShape.ROW:
         before = request.elements_before(row, block)
         if before + plan.unit <= MAX_WORDS and before % plan.unit == 0:
-            padded = np.concatenate([np.zeros((1, before), x.dtype), x], axis=1)
-            yield Request(padded, request.spec, rng=request.rng), (0, before // request.format.k + inside)
+            padded = np.concatenate([np.zeros((1, before), plain.x.dtype), plain.x], axis=1)
+            yield replace(plain, x=padded), (0, before // request.format.k + here[1])
 
 
 _SIMPLER: tuple[dict[str, Any], ...] = (

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 
 from mxref.conformance.blame import blame
 from mxref.conformance.differential import quantize_check
-from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, by_rank
+from mxref.conformance.model import Check, CheckResult, Failure, Needs, Op, Plan, Subject, by_rank
 from mxref.conformance.requests.encoding import Blocks, Place, Request
+from mxref.conformance.requests.product import Product
 from mxref.formats import BLOCK_FORMATS, BlockFormat
 from mxref.plan import dtype_name
 from mxref.recipe import GemmProfile
@@ -78,8 +78,7 @@ def _check(record: Record, clause: str) -> Check:
         return CheckResult(count, failure)
 
     spec = record.spec if record.op is RecordOp.QUANTIZE else None
-    needs = tuple(_needs(record))
-    return Check(clause, title, _OPS[record.op], needs, run, spec, lambda: _inputs(record))
+    return Check(clause, title, _OPS[record.op], _needs(record), run, spec, lambda: _inputs(record))
 
 
 def _clause(record: Record) -> str:
@@ -128,21 +127,15 @@ def _request(record: Record) -> Request | None:
     )  # fmt: skip
 
 
-def _needs(record: Record) -> Iterator[tuple[str, Any]]:
+def _needs(record: Record) -> Needs:
     i = record.inputs
     if record.op is RecordOp.SCALE:
-        yield from Request(np.zeros(1, np.float32), record.spec).needs
-    elif record.op is RecordOp.QUANTIZE:
-        yield from Request(record_tensor(record), record.spec).needs
-    elif record.op is RecordOp.DEQUANTIZE:
-        yield from (("formats", record_format(record)), ("dequantize_dtypes", i["out"]))
-    elif record.op is RecordOp.HADAMARD:
-        yield from (("in_dtypes", dtype_name(record_tensor(record))), ("hadamard_sizes", i["n"]))
-    else:
-        formats = (record_operand(record, name).format for name in "ab")
-        yield from (("gemms", (GemmProfile(i["profile"]), *formats)), ("gemm_dtypes", i["out"]))
-        if i.get("a_prescale") or i.get("b_prescale"):
-            yield "prescale", True
-        if i["profile"] == GemmProfile.BOUNDED:
-            scales = [record_operand(record, name).scales for name in "ab"]
-            yield "bounded_max_scale", max(int(s[s < 255].max(initial=0)) for s in scales)
+        return Request(np.zeros(1, np.float32), record.spec).needs
+    if record.op is RecordOp.QUANTIZE:
+        return Request(record_tensor(record), record.spec).needs
+    if record.op is RecordOp.DEQUANTIZE:
+        return ("formats", record_format(record)), ("dequantize_dtypes", i["out"])
+    if record.op is RecordOp.HADAMARD:
+        return ("in_dtypes", dtype_name(record_tensor(record))), ("hadamard_sizes", i["n"])
+    a, b = (record_operand(record, name) for name in "ab")
+    return Product(a, b, GemmProfile(i["profile"]), i["out"]).needs

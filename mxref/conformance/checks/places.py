@@ -40,7 +40,9 @@ def checks(plan: Plan) -> Iterator[Check]:
     yield _permuted(plan, rng, "packing.scales", 8)
     for layout, view in LAYOUTS.items():
         plain = request((3, 4, 32) if layout in ("first axes swapped", "last axis of stride 2") else (5, 64))
-        plain = replace(plain, x=np.ascontiguousarray(view(plain.x.copy())))  # as a repeated row has other values
+        plain = replace(
+            plain, x=np.ascontiguousarray(view(plain.x.copy()))
+        )  # as a repeated row has other values
         yield controlled_check("quantize.strides", layout, replace(plain, layout=layout), [plain])
     empty: tuple[tuple[int, ...], ...] = ((0, 32), (3, 0), (0, 0), (2, 0, 64), (0, 32, 3))
     for shape in empty:

@@ -144,46 +144,32 @@ def _hostile(rng: np.random.Generator, full: bool, made: BlockFormat) -> Iterato
     unit: Row = [(127, [1])]
     largest, k = made.element.max_value, made.k
 
-    def times_one(*blocks: tuple[int, list[float]]) -> tuple[MXArray, MXArray]:
-        return matrix([list(blocks)], made), matrix([unit * len(blocks)], made)
-
-    big, minus, small = (157, [1.0]), (157, [-1.0]), (117, [1.0])
-    yield "gemm.ordered", "2^30 - 2^30 + 2^-10", *times_one(big, minus, small)
-    yield "gemm.ordered", "2^30 + 2^-10 - 2^30", *times_one(big, small, minus)
-    yield "gemm.ordered", "2^-10 + 2^30 - 2^30", *times_one(small, big, minus)
-    half_ulp = (103, [1.0])
-    yield "gemm.ordered", "1 and sixteen half ulps", *times_one((127, [1.0]), *[half_ulp] * 16)
-    yield (
-        "gemm.ordered",
-        "3 half ulps and 1, both ways",
-        *times_one(*[half_ulp] * 3, (127, [1.0]), (127, [-1.0])),
-    )
-    yield "gemm.exact", "double rounding: 257 + 2^-40", *times_one((135, [1.0]), (127, [1.0]), (87, [1.0]))
-    yield (
-        "gemm.exact",
-        "double rounding: 2^24 + 1 + 2^-40",
-        *times_one((151, [1.0]), (127, [1.0]), (87, [1.0])),
-    )
+    one, plus, minus, small, half_ulp = ((scale, [value]) for scale, value in (
+        (127, 1.0), (157, 1.0), (157, -1.0), (117, 1.0), (103, 1.0)
+    ))  # fmt: skip
+    for clause, title, blocks in (
+        ("gemm.ordered", "2^30 - 2^30 + 2^-10", (plus, minus, small)),
+        ("gemm.ordered", "2^30 + 2^-10 - 2^30", (plus, small, minus)),
+        ("gemm.ordered", "2^-10 + 2^30 - 2^30", (small, plus, minus)),
+        ("gemm.ordered", "1 and sixteen half ulps", (one, *[half_ulp] * 16)),
+        ("gemm.ordered", "3 half ulps and 1, both ways", (*[half_ulp] * 3, one, (127, [-1.0]))),
+        ("gemm.exact", "double rounding: 257 + 2^-40", ((135, [1.0]), one, (87, [1.0]))),
+        ("gemm.exact", "double rounding: 2^24 + 1 + 2^-40", ((151, [1.0]), one, (87, [1.0]))),
+    ):
+        yield clause, title, matrix([list(blocks)], made), matrix([unit * len(blocks)], made)
     top, bottom = (254, [largest] * k), (254, [-largest] * k)
-    yield (
-        "gemm.ordered",
-        "overflow stays Inf",
-        matrix([[top, bottom, bottom], [top, top, bottom]], made),
-        matrix([[top] * 3], made),
-    )
-    yield "gemm.ordered", "negative underflow", matrix([[(0, [-0.5])]], made), matrix([[(0, [0.5])]], made)
-    yield (
-        "gemm.ordered",
-        "zero after a negative underflow",
-        matrix([[(0, [-0.5]), (127, [-0.0] * k)]], made),
-        matrix([[(0, [0.5]), (127, [1.0] * k)]], made),
-    )
-    yield (
-        "gemm.ordered",
-        "subnormal sums",
-        matrix([[(0, [0.5, -0.5, 1.5])] * 3], made),
-        matrix([[(0, [largest]), (1, [largest]), (2, [3.0])]], made),
-    )
+    pairs: dict[str, tuple[list[Row], list[Row]]] = {
+        "overflow stays Inf": ([[top, bottom, bottom], [top, top, bottom]], [[top] * 3]),
+        "negative underflow": ([[(0, [-0.5])]], [[(0, [0.5])]]),
+        "zero after a negative underflow": (
+            [[(0, [-0.5]), (127, [-0.0] * k)]], [[(0, [0.5]), (127, [1.0] * k)]],
+        ),
+        "subnormal sums": (
+            [[(0, [0.5, -0.5, 1.5])] * 3], [[(0, [largest]), (1, [largest]), (2, [3.0])]],
+        ),
+    }  # fmt: skip
+    for title, (left, right) in pairs.items():
+        yield "gemm.ordered", title, matrix(left, made), matrix(right, made)
     for name, lowest in (("float32", -149), ("bfloat16", -133)):
         # Half units of the last place and a little more or less: rounded to the precision of normal numbers first,
         # each is a tie. B's scale is 2^-75.
@@ -199,12 +185,8 @@ def _hostile(rng: np.random.Generator, full: bool, made: BlockFormat) -> Iterato
         )
         yield "gemm.prescale", f"prescaled {prescaled}", a, b
         exact = matrix([[(127, [1, 1.5])], [(127, [3])], [(254, [largest] * k)]], made, prescaled[0])
-        yield (
-            "gemm.prescale",
-            f"prescaled {prescaled}, short sums",
-            exact,
-            matrix([unit, [(128, [3.0])]], made, prescaled[1]),
-        )
+        short = matrix([unit, [(128, [3.0])]], made, prescaled[1])
+        yield "gemm.prescale", f"prescaled {prescaled}, short sums", exact, short
     for i in range(6 if full else 2):
         a, b = (tailed(rng, rows, k * (3 + 5 * i), 160, made) for rows in (8, 9))
         yield "gemm.ordered", f"heavy tails {i}", a, b

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mxref.conformance.blame import blame
 from mxref.conformance.checks.places import permuted
 from mxref.conformance.checks.sweep import crafted_tiles, every_bfloat16
-from mxref.conformance.differential import quantize_check
+from mxref.conformance.differential import Blamed, quantize_check
 from mxref.conformance.dump import compare_arrays
 from mxref.conformance.function import FunctionBackend, Stored
 from mxref.conformance.model import Check, CheckResult, Op, Plan, Subject, storage_clause
@@ -58,14 +58,14 @@ def checks(plan: Plan, ways: Ways) -> Iterator[Check]:
     yield whole.first()
     yield from whole.order()
     if plan.base.hadamard:
-        yield whole.check("hadamard.order", "one value per Hadamard group", whole.impulses)
+        yield _of_clause("hadamard.order", "one value per Hadamard group", whole.impulses)
     for dtype in ways.dtypes:
         for title, x in _values(plan, ways):
-            yield whole.check(None, f"{title}, {dtype}", whole.request(x, dtype))
+            yield whole.found(f"{title}, {dtype}", whole.request(x, dtype))
     for rows, units in _SIZES:
         shape = (rows * ways.rows, units * ways.unit)
         x = tame(np.random.default_rng(rows), shape, made=plan.format)
-        yield whole.check(None, f"shape {shape}", whole.request(x, ways.dtypes[0]))
+        yield whole.found(f"shape {shape}", whole.request(x, ways.dtypes[0]))
     if ways.strided:
         for layout in ("transposed", "every second row and column", "columns out of the middle"):
             yield whole.strided(layout)
@@ -187,14 +187,13 @@ class _Asked:
 
         return replace(check, run=run)
 
-    def check(self, clause: str | None, title: str, request: Request) -> Check:
-        """Return the check of a request; without a clause, the failure determines it."""
+    def found(self, title: str, request: Request) -> Check:
+        """Return the check of a request whose failure determines the clause."""
 
         def blamed(subject: Subject, got: Blocks, place: Place) -> str:
-            return clause or self._cause(subject, request, blame(request, got, *place))
+            return self._cause(subject, request, blame(request, got, *place))
 
-        own = clause or f"rounding.{request.spec.rounding.value}"
-        return replace(quantize_check(own, title, request, blamed=blamed), raised=_PROTOCOL)
+        return _of_clause(f"rounding.{request.spec.rounding.value}", title, request, blamed)
 
     def _cause(self, subject: Subject, request: Request, decided: str | None) -> str:
         """Return the clause of a wrong answer; `decided` is the clause of its first wrong bit."""
@@ -213,7 +212,7 @@ class _Asked:
         """Return the check of another layout in memory; it fails only if the answer is right for a contiguous copy."""
         x = tame(np.random.default_rng(5), (4 * self.ways.rows, 2 * self.ways.unit), made=self.plan.format)
         plain = self.request(x, self.ways.dtypes[0])
-        check = self.check("quantize.strides", layout, replace(plain, layout=layout))
+        check = _of_clause("quantize.strides", layout, replace(plain, layout=layout))
 
         def run(subject: Subject) -> CheckResult:
             try:
@@ -224,6 +223,11 @@ class _Asked:
             return check.run(subject)
 
         return replace(check, run=run)
+
+
+def _of_clause(clause: str, title: str, request: Request, blamed: Blamed | None = None) -> Check:
+    """Return the check of a request; what the function raises breaks the protocol."""
+    return replace(quantize_check(clause, title, request, blamed=blamed), raised=_PROTOCOL)
 
 
 def _wrong(subject: Subject, request: Request) -> bool:

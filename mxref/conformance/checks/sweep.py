@@ -40,18 +40,22 @@ def checks(plan: Plan) -> Iterator[Check]:
     for spec in _sweep_specs(plan):
         request = Request(x, spec, rng=STREAM)
         name = f"{spec.scale_rule.value} {spec.rounding.value}{_prescale(spec)}, crafted blocks"
-        for clause, judge in deciders(request):
-            yield quantize_check(clause, name, request, judge)
+        yield from _decided(name, request)
     for rule in THRESHOLDS:
         blocks = plan.cast(threshold_blocks(plan.format, bump_above(rule, plan.element)).x)
         request = Request(blocks, replace(plan.base, scale_rule=rule), rng=STREAM)
-        for clause, judge in deciders(request):
-            yield quantize_check(clause, f"{rule.value}, amax at its bound", request, judge)
+        yield from _decided(f"{rule.value}, amax at its bound", request)
     if full:
         yield from _every_bfloat16(plan)
     yield from _block_shapes(plan)
     for name, dialect in DIALECTS.items():
         yield from _dialect(name, dialect.spec, plan)
+
+
+def _decided(title: str, request: Request) -> Iterator[Check]:
+    """Yield a check of a request for each clause that decides some of its bits."""
+    for clause, judge in deciders(request):
+        yield quantize_check(clause, title, request, judge)
 
 
 def _sweep_specs(plan: Plan) -> Iterator[OperandSpec]:
@@ -80,8 +84,7 @@ def _every_bfloat16(plan: Plan) -> Iterator[Check]:
     for rounding, prescale in product(Rounding, (False, True)):
         request = Request(x, replace(plan.base, rounding=rounding, prescale=prescale), rng=STREAM)
         name = f"{rounding.value}{_prescale(request.spec)}, every bfloat16 to {plan.element.max_value:g}"
-        for clause, judge in deciders(request):
-            yield quantize_check(clause, name, request, judge)
+        yield from _decided(name, request)
 
 
 def every_bfloat16(plan: Plan) -> NDArray[np.float32]:

@@ -240,3 +240,11 @@ def unit_rows(request: Request, row: int, block: int) -> NDArray[Any]:
     start = block * request.format.k // plan.unit * plan.unit
     tile = tile_rows(request, row)
     return rows[tile.start : tile.stop, start : start + plan.unit]
+
+
+def alone(request: Request, place: Place) -> tuple[Request, Place]:
+    """Return a block as a request of its own, at the origin, and its place there."""
+    row, block = place
+    x = np.ascontiguousarray(unit_rows(request, row, block))
+    inside = block % (request.plan.unit // request.format.k)
+    return Request(x, request.spec, rng=request.rng), (row - tile_rows(request, row)[0], inside)
