@@ -172,39 +172,6 @@ def test_dots_at_the_limit_of_float64(
     assert check(kernels, a, b)[0, 0] == 2.0 ** sum(f.element.unit_exponent for f in pair)
 
 
-@pytest.mark.clause("gemm.prescale")
-@pytest.mark.parametrize("prescaled", [(True, False), (False, True), (True, True)])
-def test_prescale_is_undone(kernels: NumbaBackend, prescaled: tuple[bool, bool]) -> None:
-    for pair in ((MXFP8_E4M3, MXFP8_E5M2), (MXFP4, MXFP8_E4M3)):
-        check(
-            kernels,
-            *(
-                operand(each, 33, 4 * K, (110, 140), 5, prescale=p)
-                for each, p in zip(pair, prescaled, strict=True)
-            ),
-        )
-
-
-@pytest.mark.clause("conformance.dual")
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "-".join(map(str, pair)))
-def test_a_prepared_operand_and_a_sum(kernels: NumbaBackend, pair: tuple[BlockFormat, BlockFormat]) -> None:
-    a, b = (operand(each, rows, 2 * K, (110, 140), rows) for each, rows in zip(pair, (23, 70), strict=True))
-    plain = kernels.scaled_gemm(a, b)
-    np.testing.assert_array_equal(bits(kernels.scaled_gemm(a, kernels.prepare(b))), bits(plain))
-    onto = np.random.default_rng(0).standard_normal(plain.shape).astype(np.float32)
-    want = onto + plain
-    kernels.add_product(a, b, onto)
-    np.testing.assert_array_equal(bits(onto), bits(want))
-
-
-@pytest.mark.parametrize("shape", [(0, 4, K), (4, 0, K), (4, 3, 0)])
-def test_empty(kernels: NumbaBackend, shape: tuple[int, int, int]) -> None:
-    m, n, length = shape
-    a, b = (operand(MXFP8_E4M3, rows, length, (1, 2), 1) for rows in (m, n))
-    for other in (b, kernels.prepare(b)):
-        assert not check(kernels, a, other).any()
-
-
 def test_of_quantized_arrays_of_any_strides(kernels: NumbaBackend) -> None:
     rng = np.random.default_rng(14)
     x, w = (rng.standard_t(1, shape).astype(np.float32) for shape in ((96, 64), (96, 130)))
