@@ -132,7 +132,7 @@ def _full(rows: list[Row]) -> str:
     bases = {row["ranks"]: row["tokens_per_s"] for row in rows if row["recipe"] == "bf16"}
     lines = [
         (
-            _name(row), str(row["ranks"]), _form(row), f"`{row.get('recompute', 'none')}`", f"{row['ms']:,.0f}",
+            _name(row), str(row["ranks"]), _form(row), f"{row['ms']:,.0f}",
             f"{row['tokens_per_s_per_gpu']:,.0f}",
             f"{row['tokens_per_s'] / bases[row['ranks']]:.2f}" if row["ranks"] in bases else "",
             f"{row['tflops_per_gpu']:.0f}", f"{row['peak_gib']:.1f}", *_lost(row),
@@ -140,12 +140,14 @@ def _full(rows: list[Row]) -> str:
         for row in rows
     ]  # fmt: skip
     shape = rows[0]["shape"]
+    (recompute,) = {row.get("recompute", "none") for row in rows}
     return (
         f"Llama 3.1 8B: all {shape['layers']} layers, {shape['parameters']:,} parameters, split over the GPUs, "
-        f"sequences of {shape['seq_len']:,} tokens, {rows[0]['sequences']} on each GPU and step:\n\n"
+        f"sequences of {shape['seq_len']:,} tokens, {rows[0]['sequences']} on each GPU and step, "
+        f'`run.recompute = "{recompute}"`:\n\n'
         + _table(
             (
-                "recipe", "GPUs", "model", "`run.recompute`", "ms", "tokens/s per GPU", "of `bf16`",
+                "recipe", "GPUs", "model", "ms", "tokens/s per GPU", "of `bf16`",
                 "model TFLOP/s per GPU", "peak, GiB", "NCCL alone, ms", "idle, ms",
             ),
             lines,
