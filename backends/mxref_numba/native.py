@@ -78,10 +78,14 @@ def _memory(fields: type) -> tuple[attrgetter[Any], Struct]:
     return attrgetter(*names), Struct("=" + "".join(formats))
 
 
+def _packed(fields: tuple[Any, ...]) -> bytes:
+    numbers, memory = _memory(type(fields))
+    return memory.pack(*numbers(fields))
+
+
 def written(*rows: tuple[Any, ...]) -> NDArray[np.uint8]:
     """Return NamedTuples of one kind in memory, as kernels read them, one after the other; read-only."""
-    numbers, memory = _memory(type(rows[0]))
-    return np.frombuffer(b"".join([memory.pack(*numbers(row)) for row in rows]), np.uint8)
+    return np.frombuffer(b"".join(map(_packed, rows)), np.uint8)
 
 
 def _type(kind: Any) -> Any:
@@ -146,8 +150,8 @@ class Native:
 
     @cached_property
     def call(self) -> Any:
-        """The C function for Python; it releases the GIL."""
-        return ctypes.CFUNCTYPE(None, *(ctypes.c_int64,) * len(self._types))(self.address)
+        """The C function for Python: it takes bytes for the address of its arguments, and releases the GIL."""
+        return ctypes.CFUNCTYPE(None, ctypes.c_char_p, *(ctypes.c_int64,) * 2)(self.address)
 
 
 def _call_share(typingctx, function, arguments, worker, workers):
@@ -174,10 +178,10 @@ def run_native(native: Native, fields: tuple[Any, ...], elements: int) -> None:
 
     There are `worker_count(elements)` shares; a single one runs in the calling thread.
     """
-    arguments = written(fields)
-    address = address_of(arguments)
+    arguments = _packed(fields)
     if compiled.worker_count(elements) == 1:
-        native.call(address, 0, 1)
+        native.call(arguments, 0, 1)
         return
+    memory = np.frombuffer(arguments, np.uint8)
     with compiled.team(elements) as workers:
-        run_shares(native.address, address, workers)
+        run_shares(native.address, address_of(memory), workers)

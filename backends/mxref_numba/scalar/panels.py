@@ -80,7 +80,8 @@ def matrices(x: NDArray[Any], axis: int) -> Iterator[Matrix]:
             rows *= length
         leading -= 1
     address, kind = x.__array_interface__["data"][0], _KINDS[dtype_name(x)]
-    for i, index in enumerate(np.ndindex(shape[:leading])):
+    # `ndindex` is slow, and most inputs are one matrix.
+    for i, index in enumerate(np.ndindex(shape[:leading]) if leading else [()]):
         start = address + sum(j * stride for j, stride in zip(index, strides, strict=False))
         yield Matrix(i * rows, rows, Strides(start, step, strides[-1], shape[-1], kind))
 

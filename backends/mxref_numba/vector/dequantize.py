@@ -12,6 +12,7 @@ canonical NaN, which a product keeps. Results beyond the caches are streamed pas
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -20,7 +21,7 @@ from llvmlite import ir
 from numba.core import types
 from numpy.typing import NDArray
 
-from mxref.formats import CANONICAL_NAN, E2M1, E8M0
+from mxref.formats import CANONICAL_NAN, E2M1, E8M0, ElementFormat
 from mxref.mxarray import MXArray
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import kernel, share
@@ -212,6 +213,11 @@ def _dequantize_share(arguments, worker, workers):
     )  # fmt: skip
 
 
+@cache
+def _written_digits(element: ElementFormat) -> NDArray[np.uint8]:
+    return written(digits_of(element))
+
+
 def dequantize(q: MXArray, dtype: str, target: Target) -> NDArray[Any]:
     """Return the values of an MXArray, in its own shape.
 
@@ -232,7 +238,7 @@ def dequantize(q: MXArray, dtype: str, target: Target) -> NDArray[Any]:
             rows, columns = 1, rows * length
         streaming = out.nbytes >= _STREAMED_FROM and columns * out.itemsize % memory.LINE == 0
         room = np.empty(compiled.worker_count(out.size) * _ROOM, np.uint8)
-        digits = written(digits_of(q.format.element))
+        digits = _written_digits(q.format.element)
         job = _Job(
             packed=address_of(packed), scales=address_of(scales), out=address_of(out), rows=rows,
             columns=columns, length=length, half=half, streaming=streaming, room=address_of(room),

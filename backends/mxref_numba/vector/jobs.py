@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.formats import BlockShape, ElementFormat
+from mxref.formats import BlockFormat, BlockShape, ElementFormat
 from mxref.plan import QuantPlan
+from mxref.recipe import OperandSpec
 from mxref.steps.hadamard import Rotation, norm_factor
 from mxref.steps.rounding import Rounding
 from mxref.steps.scale import bump_above
@@ -173,6 +174,44 @@ def _written_grid(element: ElementFormat) -> NDArray[np.uint8]:
     return written(grid_of(element))
 
 
+@lru_cache(256)
+def _job_of(spec: OperandSpec, encode: int) -> Job:
+    """Return a job with what follows from the treatment alone; the other fields are those of one call.
+
+    A model asks for few treatments, and filling in all fields takes as long as the kernel on a small array.
+    """
+    assert isinstance(spec.format, BlockFormat)  # checked when the plan was made
+    element, rounding, per_call, integer = spec.format.element, EVEN, 8, 0
+    if spec.rounding is Rounding.SR:
+        rounding, per_call = (RANDOM_16, 8) if spec.sr_bits <= 16 else (RANDOM_32, 4)
+        integer = ((1 << spec.sr_bits) - 1) << (FRACTION_BITS - spec.sr_bits)
+    elif spec.rounding is not Rounding.RNE:
+        rounding, integer = CONSTANT, CONSTANTS[spec.rounding]
+    return Job(
+        layout=Strides(0, 0, 0, 0, 0),
+        codes=0,
+        rows=0,
+        length=0,
+        flow=DIRECT,
+        transform=transform_of(None)[0],
+        unit=Unit(0, 0),
+        tile=spec.block is BlockShape.TILE,
+        round_up=np.int32(MANTISSA - bump_above(spec.scale_rule, element)),
+        zero_scale=np.int32(spec.zero_scale),
+        max_exponent=np.int32(element.max_exponent),
+        prescale=np.float32(element.prescale if spec.prescale else 1),
+        rounding=rounding,
+        integer=np.int32(integer),
+        per_call=per_call,
+        encode=encode,
+        bits=held_bits(element),
+        grid=address_of(_written_grid(element)),
+    )
+
+
+_NOTHING: NDArray[Any] = np.empty(0, np.int64)
+
+
 class Result:
     """The result arrays of a planned quantization, and the jobs that fill them.
 
@@ -181,22 +220,15 @@ class Result:
 
     def __init__(self, plan: QuantPlan, encode: int) -> None:
         """Make room for the results; `encode` is the address of the `Native` that encodes rows in the plan's format."""
-        spec, element = plan.spec, plan.format.element
-        self._plan = plan
-        self._held = held_bits(element)
-        self._codes = memory.empty((*plan.rows_shape, plan.length * self._held // 8), np.uint8)
-        self.scales = memory.empty((*plan.rows_shape, plan.length // plan.format.k), np.uint8)
-        self._rounding, self._per_call, integer = EVEN, 8, 0
-        self._table, self._rows, self._first_row = np.empty(0, np.uint64), np.empty(0, np.int64), 0
+        format, shape = plan.format, plan.rows_shape
+        self._plan, self._job = plan, _job_of(plan.spec, encode)
+        self._codes = memory.empty((*shape, plan.length * self._job.bits // 8), np.uint8)
+        self.scales = memory.empty((*shape, plan.length // format.k), np.uint8)
+        self._table, self._rows, self._first_row = _NOTHING, _NOTHING, 0
         if plan.stream is not None:
-            self._rounding, self._per_call = (RANDOM_16, 8) if spec.sr_bits <= 16 else (RANDOM_32, 4)
-            integer = ((1 << spec.sr_bits) - 1) << (FRACTION_BITS - spec.sr_bits)
             self._table = round_table(stream_key(plan.stream))
             self._place_rows()
-        elif spec.rounding is not Rounding.RNE:
-            self._rounding, integer = CONSTANT, CONSTANTS[spec.rounding]
         self._transform, self._signs = transform_of(plan.rotation)
-        self._integer, self._encode, self._grid = np.int32(integer), encode, _written_grid(element)
 
     def arrays(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Return codes as they are stored, and scale codes, once the jobs are done."""
@@ -225,38 +257,31 @@ class Result:
             x: the input that was planned; the caller keeps it.
             whole: whether rows without a gap between them may be joined to one.
         """
-        plan, length = self._plan, self._plan.length
-        spec, element, tile = plan.spec, plan.format.element, plan.spec.block is BlockShape.TILE
+        plan, length, k, job = self._plan, self._plan.length, self._plan.format.k, self._job
+        codes, scales = address_of(self._codes), address_of(self.scales)
         for m in matrices(x, plan.axis):
             flow, rows, columns, layout = self._flow(m), m.rows, length, m.layout
             if whole and flow <= STAGED and self._joins(m):
                 rows, columns, layout = 1, rows * length, layout._replace(columns=rows * length)
-            yield Job(
+            made = job._replace(
                 layout=layout,
-                codes=address_of(self._codes) + m.first_row * length * self._held // 8,
+                codes=codes + m.first_row * length * job.bits // 8,
                 rows=rows,
                 length=columns,
                 flow=flow,
                 transform=self._transform,
-                unit=unit_of(flow, self._transform.n, tile, plan.format.k),
-                scales=address_of(self.scales) + m.first_row * length // plan.format.k,
-                tile=tile,
-                round_up=np.int32(MANTISSA - bump_above(spec.scale_rule, element)),
-                zero_scale=np.int32(spec.zero_scale),
-                max_exponent=np.int32(element.max_exponent),
-                prescale=np.float32(element.prescale if spec.prescale else 1),
-                rounding=self._rounding,
-                integer=self._integer,
-                key=address_of(self._table),
-                row_indices=address_of(self._rows) + 8 * m.first_row if self._rows.size else 0,
-                first_row=self._first_row + m.first_row,
-                row_groups=plan.global_length // self._per_call,
+                unit=unit_of(flow, self._transform.n, bool(job.tile), k),
+                scales=scales + m.first_row * length // k,
                 first_column=plan.first,
-                per_call=self._per_call,
-                encode=self._encode,
-                bits=self._held,
-                grid=address_of(self._grid),
             )
+            if self._table.size:
+                made = made._replace(
+                    key=address_of(self._table),
+                    row_indices=address_of(self._rows) + 8 * m.first_row if self._rows.size else 0,
+                    first_row=self._first_row + m.first_row,
+                    row_groups=plan.global_length // job.per_call,
+                )
+            yield made
 
     def _flow(self, m: Matrix) -> int:
         kind, flow = m.layout.kind, flow_of(m)
@@ -266,13 +291,13 @@ class Result:
             return flow
         if m.layout.columns != self._plan.length:
             return PANEL
-        as_it_is = kind == FLOAT32 or (kind == BFLOAT16 and self._rounding == EVEN)
+        as_it_is = kind == FLOAT32 or (kind == BFLOAT16 and self._job.rounding == EVEN)
         in_steps = self._transform.n == 1 and self._plan.spec.block is BlockShape.ROW
         return DIRECT if as_it_is and in_steps else STAGED
 
     def _runs_along_memory(self, m: Matrix) -> bool:
         """Return whether vectors across blocks serve a turned matrix: the usual treatments of whole vectors."""
-        plain = self._rounding == EVEN and self._plan.spec.block is BlockShape.ROW and self._held == 4
+        plain = self._job.rounding == EVEN and self._plan.spec.block is BlockShape.ROW and self._job.bits == 4
         length = self._plan.length
         whole = m.rows % _COLUMN_ROWS == length % COLUMN_LINES == 0 and m.layout.columns == length
         return plain and whole and self._transform.n in (1, 16) and m.layout.kind in (FLOAT32, BFLOAT16)
