@@ -37,9 +37,9 @@ LINEAR = [f"model.layers.{i}.{part}" for i in range(2) for part in (
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose recipe has AMD's scale rule: neither the rule of the loaders' presets nor that of `ocp`."""
+    """A run whose recipe has AMD's scale rule: neither that of the loaders' presets, of `ocp`, nor of Dgrad's W."""
     out = tmp_path_factory.mktemp("run") / "run"
-    recipe: Any = recipe_from_table({"dialect": "amd"})
+    recipe: Any = recipe_from_table({"dialect": "amd", "dgrad": {"w": {"scale_rule": "ceil"}}})
     return trained(out, SCALED, recipe)
 
 

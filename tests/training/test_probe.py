@@ -17,6 +17,7 @@ import torch
 from click.testing import CliRunner, Result
 from torch import nn
 
+import mxref
 import mxref_torch
 from html_page import Page
 from mxref.cli import main
@@ -181,7 +182,11 @@ RECIPES = {
         }
     ),
     "mixed": recipe_from_table(
-        {"all": {"format": "mxfp8_e4m3"}, "wgrad": {"format": "mxfp4", "prescale": True}}
+        {
+            "all": {"format": "mxfp8_e4m3"},
+            "dgrad": {"w": {"scale_rule": "ceil"}},  # not that of Fprop's W
+            "wgrad": {"format": "mxfp4", "prescale": True},
+        }
     ),
 }
 
@@ -231,6 +236,21 @@ def test_the_operands_are_those_of_telemetry(name: str) -> None:
         other = measured[row["role"], row["operand"]]
         assert -10 * math.log10(row["noise"]) == pytest.approx(other["snr"], rel=1e-9)
         assert (row["zeroed"], row["clipped"]) == pytest.approx((other["zeroed"], other["clipped"]))
+
+
+def test_the_error_of_a_tile_is_split_by_tile() -> None:
+    """A row of a tile has a factor of its own, and one for each row would take more of the error for scale bias."""
+    recipe = recipe_from_table({"all": {"block": "32x32", "scale_rule": "ceil"}})
+    layer, x, dy = layer_and_batch(BF16_RECIPE, torch.float32)
+    ((_, _, operands),) = LayerProbe(Captured("0", layer, x, dy, 3)).rows({"tiles": recipe})
+    (row,) = (row for row in operands if (row["role"], row["operand"]) == ("fprop", "w"))
+    w = layer.weight.detach().numpy()
+    v, q = w.astype(np.float64), mxref.dequantize(mxref.quantize(w, recipe.fprop.w), "float64")
+    inner = q != 0  # CEIL clips nothing
+    cross, signal = (
+        np.where(inner, t, 0).reshape(3, 32, 2, 32).sum(axis=(1, 3)) for t in ((q - v) * v, v * v)
+    )
+    assert row["noise_scale"] == pytest.approx((cross**2 / signal).sum() / (v * v).sum(), rel=1e-6)
 
 
 @pytest.mark.parametrize("signs", [{}, {"sign_vector": "+-+++---+--+-++-"}, {"signs": "fixed"}])
