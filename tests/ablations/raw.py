@@ -21,7 +21,8 @@ Curve = list[tuple[int, float]]
 def curves(ladder: str) -> dict[str, dict[int, Curve]]:
     """Return the validation curves by arm and seed."""
     found: dict[str, dict[int, Curve]] = {}
-    for path in (FOLDER / ladder).rglob("result.json"):
+    folder = next(parent / ladder for parent in (FOLDER, FOLDER.parent) if (parent / ladder).is_dir())
+    for path in folder.rglob("result.json"):
         record = json.loads(path.read_text(encoding="utf-8"))["record"]
         found.setdefault(record["arm"], {})[record["pair"]] = [tuple(point) for point in record["losses"]]
     return found

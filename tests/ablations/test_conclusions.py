@@ -40,10 +40,6 @@ def mean(arm: str, against: str, *names: str) -> float:
     return fmean(raw.pairs(arm, against, *names))
 
 
-def growth(arm: str, against: str) -> float:
-    return fmean(raw.pairs(arm, against, measure=raw.slope))
-
-
 def last_gap(arm: str, recipe: str) -> float:
     """Return the loss of an arm's last checkpoint at 50M less FP8's, both evaluated with a recipe or their own."""
     found = {}
@@ -64,7 +60,7 @@ def words(text: str) -> int:
 
 def test_the_pages_are_short() -> None:
     assert words(PAGE) <= 900
-    assert len(re.findall("(?:list|csv)-table::", PAGE)) == 2
+    assert len(re.findall("(?:list|csv)-table::", PAGE)) == 3
     assert words(RECIPES) <= 220
     assert len(re.findall("list-table::", RECIPES)) == 1
 
@@ -112,9 +108,6 @@ def test_pairs_of_one_seed_at_two_sizes_are_taken_as_one() -> None:
         "Both sizes have 8 pairs of 5 seeds, taken as independent; averaged by seed, W and H16 less RHT16 have "
         f"p = {corrected['wgrad']:.2f} and {corrected['h16-or-rht16']:.2f}."
     ) in PAGE
-    own = [raw.pairs("all-sr", "all", name) for name in raw.SIZES]
-    halves = [t * stdev(row) / math.sqrt(len(row)) for t, row in zip((T4, T2), own, strict=True)]
-    assert f"From its own pairs SR has ± {halves[0]:.3f} and ± {halves[1]:.3f}." in PAGE
 
 
 def test_claims_in_nats_are_at_the_slope_of_fp8() -> None:
@@ -124,14 +117,6 @@ def test_claims_in_nats_are_at_the_slope_of_fp8() -> None:
     assert f"Its W would cost {signed(steps[0])} and {signed(steps[1])} here, above our intervals." in PAGE
     for ladder, step in zip(raw.SIZES, steps, strict=True):
         assert contrasts(ladder)["wgrad"]["loss"]["high"] < step
-    for name, ladder, nats in (("h16", "readings", -0.041), ("dgrad", "paper_50m", 0.006)):
-        loss = contrasts(ladder)[name]["loss"]
-        assert loss["low"] < nats < loss["high"]
-    assert "H16 at 20M and D at 50M are compatible." in PAGE
-    small, large = (ladders.arm_of(ladders.results_of(name), "fprop")["overhead"] for name in raw.SIZES)
-    assert small["percent"] - small["half_width"] > 9 > 8 > large["percent"] - large["half_width"]
-    tokens = f"{large['percent']:+.0f} ± {large['half_width']:.0f} %"
-    assert f"F at 50M ({tokens} tokens) is underpowered." in PAGE
     found = ladders.results_of("readings")
     band = front.lines({"readings": found})[0].sizes["readings"].claim
     assert band == pytest.approx([-slopes[0] * math.log(1 + percent / 100) for percent in (8, 9)])
@@ -145,7 +130,7 @@ def test_what_the_page_finds() -> None:
     fixed = raw.pairs("all-h16", "all-rht16-fixed")
     assert (
         f"Exploratory: it is {signed(fmean(h16))} from RHT16 with signs drawn at each step, in 8 of 8 pairs, but not "
-        f"shown at either size alone; from fixed signs {signed(fmean(fixed))}, not shown."
+        "shown at either size alone."
     ) in PAGE
     for name in raw.SIZES:
         alone = ladders.results_of(name)["exploratory"]["contrasts"]
@@ -157,20 +142,16 @@ def test_what_the_page_finds() -> None:
     )
     assert len(SHARED) * raw.two_sided(fixed) > 0.05
     wgrad = raw.pairs("all", "fprop-dgrad")
-    slopes = raw.pairs("all", "fprop-dgrad", measure=raw.slope)
     assert min(wgrad) > 0
-    assert min(slopes) > 0
-    assert f"8 of 8 pairs, one by {signed(min(wgrad), 4)}." in PAGE
     small, large = (contrasts(name)["wgrad"]["loss"]["corrected_p"] for name in raw.SIZES)
     assert (
-        f"**W adds {signed(fmean(wgrad))}**, exploratory: 8 of 8 pairs, one by "
-        f"{signed(min(wgrad), 4)}. Registered: underpowered (p = {small:.2f} and {large:.2f}). "
-        f"W's cost grows by {signed(fmean(slopes))} per e-fold in the last half."
+        f"**W adds {signed(fmean(wgrad))}**, exploratory: 8 of 8 pairs. "
+        f"Registered: underpowered (p = {small:.2f} and {large:.2f})."
     ) in PAGE
     assert [contrasts(name)["wgrad"]["outcome"] for name in raw.SIZES] == ["underpowered"] * 2
     rht16 = [contrasts(name)["rht16-step"] for name in raw.SIZES]
     assert [row["outcome"] for row in rht16] == ["lower", "underpowered"]
-    assert f"shown at 20M, not at 50M alone (raw p = {rht16[1]['loss']['p']:.2f})." in PAGE
+    assert "shown at 20M." in PAGE
 
     def both(*sides: str) -> str:
         return " and ".join(signed(mean(*sides, name)) for name in raw.SIZES)
@@ -186,8 +167,7 @@ def test_what_the_page_finds() -> None:
     )
     assert (
         f"**SR everywhere is worst in this table**, by {both('all-sr', 'all')}. "
-        f"F alone has {both('fprop-sr', 'fprop')} of it, which "
-        f"grows by {signed(growth('fprop-sr', 'fprop'))} per e-fold."
+        f"F alone has {both('fprop-sr', 'fprop')} of it."
     ) in PAGE
 
 
@@ -202,31 +182,8 @@ def test_evaluation_in_bf16_is_that_of_the_last_checkpoints() -> None:
 def test_cells_and_divergences_are_counted_as_the_page_says() -> None:
     sizes = {name: ladders.results_of(name) for name in front.SIZES}
     runs = [run for results in sizes.values() for run in ladders.arm_of(results, "all-sr")["runs"]]
-    assert all(run["crossing"]["reach"] == "never" and not run["diverged"] for run in runs)
-    said = {
-        line.name: {line.sizes[name].verdict for name in line.sizes}
-        for line in front.lines(sizes)
-        if "all" in line.name
-    }
-    assert said["all-sr"] == {"underpowered"}
-    for name in ("all-rht16-fixed", "all-rht16-step", "all-rht16-step-layer", "all-sr-dy"):
-        assert said[name] == {"not reproduced"}
-        found = [
-            ladders.arm_of(results, name)
-            for results in sizes.values()
-            if name in {a["name"] for a in results["arms"]}
-        ]
-        assert all(run["crossing"]["reach"] == "crossed" for arm in found for run in arm["runs"])
-    assert "RHT16 and SR of the gradient always reached the target (registered: not reproduced)." in PAGE
+    assert not any(run["diverged"] for run in runs)
     most = 1 - 0.05 ** (1 / len(runs))
-    alone = [run for results in sizes.values() for run in ladders.arm_of(results, "fprop-sr")["runs"]]
-    reached = sum(run["crossing"]["reach"] != "never" for run in alone)
-    targets = {1 / results["target"]["fraction"] for results in sizes.values()}
-    assert (
-        f"With SR everywhere none of {len(runs)} runs in F+D+W did within {min(targets):.2f} times FP8's tokens "
-        f"(registered: underpowered), and {reached} of {len(alone)} in F alone."
-    ) in PAGE
-    assert len(targets) == 1
     assert f"0 of {len(runs)} still allows a rate of {100 * most:.0f} % (one-sided)." in PAGE
     whole = [
         run for name in ladders.ladders() for arm in ladders.results_of(name)["arms"] for run in arm["runs"]
@@ -254,29 +211,15 @@ def test_what_the_page_says_of_explanations() -> None:
     sr_dy = raw.pairs("all-sr-dy", "all")
     assert f"SR of the gradient is {signed(fmean(sr_dy))} from plain rounding" in PAGE
     assert fmean(sr_dy) - T7 * stdev(sr_dy) / math.sqrt(8) < 0
-    costs = [mean(*sides, "tseng") for sides in (("none", "bf16"), ("sr", "none"), ("rht64", "none"))]
-    assert f"D and W cost {signed(costs[0])}; SR (with a 3/4 prescale) lowers that by {-costs[1]:.3f}" in PAGE
-    assert f"RHT64 by {-costs[2]:.3f}." in PAGE
     alone, half = ladders.interval_of(ladders.results_of("tseng"), "rht64") or (math.nan, math.nan)
     assert alone == pytest.approx(mean("rht64", "bf16", "tseng"))
     assert f"RHT64 alone has {signed(alone)} ± {half:.3f}\n" in RECIPES
 
 
 def test_what_to_run_and_why_it_may_differ() -> None:
-    small_rate = load_config("lab_20m").optim.lr
-    left = [mean("all-h16", "fp8", name) for name in raw.SIZES]
     overheads = [ladders.arm_of(ladders.results_of(name), "all-h16")["overhead"] for name in raw.SIZES]
     tokens = [f"{found['percent']:.0f} ± {found['half_width']:.0f} %" for found in overheads]
-    assert (
-        f"it leaves {signed(left[0])} (20M) and {signed(left[1])} (50M), {tokens[0]} and {tokens[1]} more"
-        in PAGE
-    )
-    swept = json.loads(
-        (DOCS / "records" / "ablation_learning_rate_2026-11-22.json").read_text(encoding="utf-8")
-    )
-    ends = {run["lr"]: run["losses"][-1][1] for run in swept["runs"]}
-    assert min(ends, key=lambda rate: ends[rate]) == small_rate == 2e-3
-    assert f"twice ours costs BF16 {ends[4e-3] - ends[2e-3]:.1f} nats at 20M" in PAGE
+    assert f"needs {tokens[0]} (20M) and {tokens[1]} (50M) more tokens." in PAGE
     small, large, full = (load_config(name) for name in ("lab_20m", "lab_50m", "llama31_8b"))
     cells = [
         (
@@ -328,8 +271,11 @@ def test_the_page_of_recipes_has_our_intervals() -> None:
     assert "".join(rows) in RECIPES
     figure = " ".join(front.figure({name: results[name] for name in raw.SIZES}).get_supxlabel().split())
     assert f"from their own pairs in all three ± {halves[0]:.3f} and ± {halves[1]:.3f}" in figure
-    last = mean("all-last-bf16", "all", "readings")
-    assert f"Consider the last block in BF16: {signed(last)} from plain MXFP4, three seeds at 20M" in RECIPES
+    last = mean("all-last-bf16", "all", "readings"), mean("all-h16-tail", "all-h16", "mx64")
+    assert (
+        f"The last block in BF16 takes {signed(last[0])} from plain MXFP4 and {signed(last[1])} from H16 "
+        "(three seeds at 20M, a fifth of the blocks)."
+    ) in RECIPES
     assert load_config("lab_20m").model.layers == 5
     tokens = [ladders.arm_of(results[name], "all-h16")["overhead"] for name in raw.SIZES]
     said = [
@@ -377,8 +323,4 @@ def test_readings_without_stochastic_rounding_of_fprop_are_counted_as_the_append
         for name in sizes
     ]
     assert counts == [{"not reproduced": 11}, {"not reproduced": 6, "underpowered": 4}]
-    assert (
-        "Without SR in F, 11 of 11 readings of its table are not reproduced at 20M; at 50M 6 of 10 are not, and 4 are "
-        "underpowered."
-    ) in PAGE
     assert "Without them 11 of 11 readings are not reproduced at 20M, and of 10 at 50M 6 are not" in APPENDIX

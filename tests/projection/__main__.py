@@ -19,7 +19,7 @@ from mxref.errors import MxrefError
 from mxref_training.config import load_config
 from projection import counted
 from projection.assumptions import Assumptions, Machine
-from projection.compare import Projection, compare
+from projection.compare import Projection, bounds, compare
 from projection.published import CARDS
 from projection.step import ARMS, Workload
 from projection.tables import Table, tables, totals
@@ -79,6 +79,9 @@ def results(projection: Projection) -> dict[str, Any]:
             arm.key: {k: _rounded(v) for k, v in totals(projection.times(arm)).items()} for arm in ARMS
         },
         "quantities": {k: _rounded(v) for k, v in projection.quantities().items()},
+        "over_fp8": {
+            arm: [_rounded(v) for v in bounds(projection, f"{arm} over fp8")] for arm in ("h16", "mx64")
+        },
         "published": [
             asdict(c.published)
             | {"low": _rounded(c.low), "computed": _rounded(c.nominal), "high": _rounded(c.high)}

@@ -37,13 +37,14 @@ class Machine:
     simds: Peak = Peak(4, "per CU", "CDNA ISA: four SIMDs of 16 lanes, a wave of 64 takes 4 cycles", "high")
     lanes: Peak = Peak(16, "per SIMD", "as simds; 157 TFLOP/s of float32 are 256 lanes x 2 packed", "high")
     fp4: Peak = Peak(16384, "FLOP/clock/CU", "16x16x128 in 16 cycles: 10.1 PFLOP/s dense", "high")
+    fp6: Peak = Peak(16384, "FLOP/clock/CU", "6-bit operands take the cycles of 4-bit ones", "high")
     fp8: Peak = Peak(8192, "FLOP/clock/CU", "ISSCC 2026 and ISA text: 5.0 PFLOP/s dense", "high")
     bf16: Peak = Peak(4096, "FLOP/clock/CU", "MI355X data sheet: 2.5 PFLOP/s dense", "high")
     memory: Peak = Peak(8e12, "B/s", "MI355X data sheet, HBM3E", "high")
     links: Peak = Peak(7 * 76.8e9, "B/s", "7 Infinity Fabric links of 153.6 GB/s, both directions", "medium")
 
     def matrix_flops(self, format: str) -> float:
-        """Return FLOP/s of `fp4`, `fp8` or `bf16` at the peak clock."""
+        """Return FLOP/s of `fp4`, `fp6`, `fp8` or `bf16` at the peak clock."""
         per_clock: Peak = getattr(self, format)
         return per_clock.value * self.compute_units.value * self.clock.value
 
@@ -99,6 +100,10 @@ class Assumptions:
         0.317, 0.464, 0.532,
         "MI355X: AITER 4.67 PFLOP/s over the four forward shapes of Llama 8B and 32768 tokens, FlyDSL 5.36 at one of "
         "them (Primus-Turbo 514); AITER 3.20 at an attention shape of gpt-oss (Primus-Turbo 487)",
+    )  # fmt: skip
+    fp6_share: Assumption = Assumption(
+        0.211, 0.464, 0.532,
+        "none was found for MXFP6: that of FP4; low as if its operands' bytes, 1.5 times as many, bound the product",
     )  # fmt: skip
     fp8_share: Assumption = Assumption(
         0.357, 0.466, 0.78,

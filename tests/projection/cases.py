@@ -60,7 +60,7 @@ def record(case, alu, kernel="quantize_both", **more):
 RECORDS = [
     record(counted.case_name(tensor, rotation, native), 640 if tensor == "x" else 64)
     for tensor in counted.TENSORS
-    for rotation in counted.ROTATIONS
+    for rotation in counted.TREATMENTS
     for native in (True, False)
 ]
 

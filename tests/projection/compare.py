@@ -49,6 +49,8 @@ class Projection:
             **{f"{key} samples/s": self.work.batch / total(t) for key, t in times.items()},
             "h16 over fp8": total(times["fp8"]) / total(times["h16"]),
             "h16 over bf16": total(times["bf16"]) / total(times["h16"]),
+            "mx64 over fp8": total(times["fp8"]) / total(times["mx64"]),
+            "mx64 over h16": total(times["h16"]) / total(times["mx64"]),
             "h16 over h32": kernel["h32"] / kernel["h16"],
             "backward over fp8": backward["fp8"] / backward["h16"],
             "backward over bf16": backward["bf16"] / backward["h16"],
@@ -99,15 +101,19 @@ class Comparison:
 def compare(projection: Projection) -> list[Comparison]:
     """Return every published number beside the computed one; samples/s only on as many cards."""
     same = projection.work.cards == CARDS
-    variants = [projection.at(level) for level in Level]
-    variants += [end for pair in projection.ends().values() for end in pair]
-    computed = [variant.quantities() for variant in variants]
-    nominal = projection.quantities()
     return [
-        Comparison(p, min(c[p.key] for c in computed), nominal[p.key], max(c[p.key] for c in computed))
+        Comparison(p, *bounds(projection, p.key))
         for p in PUBLISHED
         if same or not p.key.endswith("samples/s")
     ]
+
+
+def bounds(projection: Projection, quantity: str) -> tuple[float, float, float]:
+    """Return a quantity's least, nominal and largest value: all assumptions at one level, or each alone at an end."""
+    variants = [projection.at(level) for level in Level]
+    variants += [end for pair in projection.ends().values() for end in pair]
+    computed = [variant.quantities()[quantity] for variant in variants]
+    return min(computed), projection.quantities()[quantity], max(computed)
 
 
 @dataclass(frozen=True)

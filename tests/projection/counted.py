@@ -16,6 +16,7 @@ from typing import Any
 import triton
 
 from mxref.errors import BackendError, FileFormatError
+from mxref.formats import MXFP6_E2M3
 from mxref.recipe import OperandSpec
 from mxref.steps.rounding import Rounding
 from mxref.steps.scale import ScaleRule
@@ -23,8 +24,14 @@ from mxref.steps.scale import ScaleRule
 TARGET = "gfx950"
 ROTATIONS = {"plain": 0, "h16": 16, "h32": 32}
 """Sizes of Hadamard transforms by name, 0 for none."""
+MX64 = "mx64"
+"""The operands of Fprop in MXFP6 E2M3, and in the other orientation MXFP4 with H16."""
+TREATMENTS = (*ROTATIONS, MX64)
 TENSORS = {"x": ("bfloat16", (16384, 4096)), "w": ("float32", (4096, 4096))}
 """What a linear layer quantizes in both orientations, and its type: X and dY, and the float32 weight."""
+
+_OTHERS = frozenset({"mxfp8", "e3m2", "e2m3", "e1m2"})
+"""Words of the cases of other formats."""
 
 KernelCounts = Mapping[str, Any]
 """What is counted of one compiled kernel, as `aot` writes it."""
@@ -43,9 +50,17 @@ counted.compile_here(int(sys.argv[2]))
 """
 
 
-def case_name(tensor: str, rotation: str, native: bool) -> str:
+def case_name(tensor: str, treatment: str, native: bool) -> str:
     """Return the name of one of training's quantizations."""
-    return f"train.{tensor}.{rotation}{'.native' if native else ''}"
+    return f"train.{tensor}.{treatment}{'.native' if native else ''}"
+
+
+def operands(treatment: str) -> tuple[OperandSpec, OperandSpec]:
+    """Return how one of `TREATMENTS` quantizes a tensor along its rows and along its columns."""
+    if treatment == MX64:
+        return OperandSpec(MXFP6_E2M3, scale_rule=ScaleRule.EVEN), operands("h16")[1]
+    spec = OperandSpec(scale_rule=ScaleRule.EVEN, hadamard=ROTATIONS[treatment])
+    return spec, spec
 
 
 def compile_here(jobs: int) -> None:
@@ -55,19 +70,19 @@ def compile_here(jobs: int) -> None:
     from aot import absent, worker
     from aot.table import CompiledCase
 
-    def both(spec: OperandSpec, dtype: str, shape: tuple[int, int], backend: Any) -> object:
+    def both(treatment: str, dtype: str, shape: tuple[int, int], backend: Any) -> object:
         x = torch.empty(shape, dtype=getattr(torch, dtype), device="cuda")
-        return backend.quantize_dual(x, (spec, spec))
+        return backend.quantize_dual(x, operands(treatment))
 
     cases = [
         CompiledCase(
-            case_name(tensor, rotation, native),
-            partial(both, OperandSpec(scale_rule=ScaleRule.EVEN, hadamard=n), dtype, shape),
+            case_name(tensor, treatment, native),
+            partial(both, treatment, dtype, shape),
             shape[0] * shape[1],
             frozenset({Rounding.RNE} if native else ()),
         )
         for tensor, (dtype, shape) in TENSORS.items()
-        for rotation, n in ROTATIONS.items()
+        for treatment in TREATMENTS
         for native in (True, False)
     ]
     for result in worker.results(cases, absent.MACHINES[TARGET], jobs, None):
@@ -113,8 +128,8 @@ def document(counts: Path | None, jobs: int) -> dict[str, Any]:
         BackendError: a kernel did not compile.
     """
     source = _read(counts) if counts else {"triton": triton.__version__, "records": []}
-    # The projected recipes are those of MXFP4.
-    records = [short(r) for r in source["records"] if r["target"] == TARGET and "mxfp8." not in r["case"]]
+    # Kernels of other formats are not projected alone; training's quantization of `mx64` is counted as `train.`
+    records = [short(r) for r in source["records"] if r["target"] == TARGET and _is_mxfp4(r["case"])]
     date = source.get("date", datetime.now(UTC).date().isoformat())
     if not any(r["case"].startswith("train.") for r in records):
         if source["triton"] != triton.__version__:
@@ -128,6 +143,11 @@ def document(counts: Path | None, jobs: int) -> dict[str, Any]:
         "triton": source["triton"],
         "records": sorted(records, key=lambda r: (r["case"], r["kernel"])),
     }
+
+
+def _is_mxfp4(case: str) -> bool:
+    """Return whether a case of `aot` computes in MXFP4."""
+    return not _OTHERS.intersection(case.split("."))
 
 
 def _read(path: Path) -> dict[str, Any]:

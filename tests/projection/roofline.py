@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from mxref.errors import FileFormatError
 from projection.assumptions import Assumptions, Machine
-from projection.counted import TENSORS, KernelCounts
+from projection.counted import MX64, TENSORS, KernelCounts
 
 CODES = 17 / 32
 """Bytes of an element in MXFP4: half a byte and a thirty-second of its scale."""
+CODES6 = 25 / 32
+"""Bytes of an element in MXFP6, likewise."""
 WIDTH = {"bfloat16": 2, "float16": 2, "float32": 4}
 FOLD = "_fold"
 """The kernel of `ordered` GEMMs that writes an operand in E4M3."""
@@ -82,7 +84,7 @@ def bytes_per_element(case: str, kernel: str = "") -> float:
     if kind == "dual":
         return source + 2 * CODES
     if kind == "train":
-        return WIDTH[TENSORS[words[1]][0]] + 2 * CODES
+        return WIDTH[TENSORS[words[1]][0]] + CODES + (CODES6 if words[2] == MX64 else CODES)
     if kind == "hadamard":
         return source + WIDTH["float32"]
     if kind == "dequantize":
@@ -97,7 +99,8 @@ def slots(record: KernelCounts, assumed: Assumptions) -> float:
     per_element: float = record["alu"] / record["elements_per_thread"]
     per_element += (_MULTIPLY_SLOTS - 1) * record["multiply32"] / record["elements_per_thread"]
     if any(m.startswith("v_cvt_scalef32") for m in record["notable"]):
-        orientations = 2 if record["kernel"] == "quantize_both" else 1
+        two = record["kernel"] == "quantize_both" and f".{MX64}" not in record["case"]
+        orientations = 2 if two else 1
         per_element += (assumed.convert_slots.value - 1) * orientations / 2  # one converts two elements
     return per_element
 

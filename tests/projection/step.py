@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mxref.formats import BF16, FP8, MXFP4, OperandFormat
+from mxref.formats import BF16, FP8, MXFP4, MXFP6_E2M3, OperandFormat
 from mxref_training.config import TrainConfig
 from mxref_training.dimensions import ModelConfig
 from mxref_training.errors import ConfigError
 from mxref_training.model.llama import layer_matmul_parameters, parameter_count
 from projection.assumptions import Assumptions, Machine
-from projection.counted import KernelCounts, case_name, one
+from projection.counted import MX64, KernelCounts, case_name, one
 from projection.roofline import kernel_time
 
 _MASTER = 4
@@ -59,8 +59,14 @@ class Arm:
     key: str
     label: str
     format: OperandFormat
-    rotation: str = ""
-    """A name of `counted.ROTATIONS`, for MXFP4."""
+    """Of Dgrad and Wgrad, and of Fprop."""
+    treatment: str = ""
+    """How MXFP4 quantizes X and W, one of `counted.TREATMENTS`; with MX64 Fprop is in MXFP6, and dY has H16."""
+
+    @property
+    def fprop(self) -> OperandFormat:
+        """The format of Fprop."""
+        return MXFP6_E2M3 if self.treatment == MX64 else self.format
 
 
 ARMS = (
@@ -69,9 +75,10 @@ ARMS = (
     Arm("plain", "MXFP4", MXFP4, "plain"),
     Arm("h16", "MXFP4 + H16", MXFP4, "h16"),
     Arm("h32", "MXFP4 + H32", MXFP4, "h32"),
+    Arm("mx64", "mx64", MXFP4, MX64),
 )
 
-_FORMAT = {BF16: "bf16", FP8: "fp8", MXFP4: "fp4"}
+_FORMAT = {BF16: "bf16", FP8: "fp8", MXFP4: "fp4", MXFP6_E2M3: "fp6"}
 
 
 @dataclass(frozen=True)
@@ -172,17 +179,21 @@ def _products(
 ) -> dict[tuple[Pass, Part], float]:
     """Return the time of all matrix products; attention and lm_head are BF16 in every arm."""
     m, tokens = work.model, work.tokens
-    name = _FORMAT[arm.format]
-    share: float = getattr(assumed, f"{name}_share").value
-    gemm = 2 * tokens * work.weights / (machine.matrix_flops(name) * share)
+
+    def gemm(format: OperandFormat) -> float:
+        name = _FORMAT[format]
+        share: float = getattr(assumed, f"{name}_share").value
+        return 2 * tokens * work.weights / (machine.matrix_flops(name) * share)
+
+    backward = gemm(arm.format)
     bf16 = machine.matrix_flops("bf16")
     head = 2 * tokens * m.vocab * m.width / (bf16 * assumed.bf16_share.value)
     # Two products over half of the positions; the backward pass recomputes one and has four of its own.
     attention = 2 * tokens * work.seq_len * m.width * m.layers / bf16
     return {
-        (Pass.FORWARD, Part.FPROP): gemm,
-        (Pass.BACKWARD, Part.DGRAD): gemm,
-        (Pass.BACKWARD, Part.WGRAD): gemm,
+        (Pass.FORWARD, Part.FPROP): gemm(arm.fprop),
+        (Pass.BACKWARD, Part.DGRAD): backward,
+        (Pass.BACKWARD, Part.WGRAD): backward,
         (Pass.FORWARD, Part.HEAD): head,
         (Pass.BACKWARD, Part.HEAD): 2 * head,
         (Pass.FORWARD, Part.ATTENTION): attention / assumed.attention_forward_share.value,
@@ -209,7 +220,9 @@ def _quantization(
     for place, (tensor, elements) in amounts.items():
         source = _MASTER if tensor == "w" else _HALF
         if arm.format is MXFP4:
-            record = one(records, case_name(tensor, arm.rotation, native))
+            # dY is no operand of Fprop.
+            treatment = "h16" if arm.treatment == MX64 and place[1] is Part.QUANTIZE_DY else arm.treatment
+            record = one(records, case_name(tensor, treatment, native))
             out[place] = kernel_time(record, elements, machine, assumed).seconds
         elif arm.format is FP8:
             # Delayed scaling: one pass takes the amax and writes both orientations, a byte each.
