@@ -17,6 +17,8 @@ from bench.records import RECORDS, newest, read
 FILES = {"mx64": 47, "mx64_50m": 9}
 SIDES = {"h16": ("all-h16", "fp8"), "left": ("mx64", "fp8"), "helps": ("mx64", "all-h16")}
 
+CONTRASTS = {"h16": "h16-left", "left": "left", "helps": "helps"}
+
 
 def in_bf16(arm: str, against: str) -> float:
     """Return the mean difference of the last checkpoints at 20M, both evaluated in BF16."""
@@ -38,7 +40,9 @@ def results(name: str) -> ladders.Results:
 
 
 def contrast(name: str, of: str) -> dict[str, float]:
-    found: dict[str, float] = next(row for row in results(name)["contrasts"] if row["name"] == of)["loss"]
+    found: dict[str, float] = next(row for row in results(name)["contrasts"] if row["name"] == CONTRASTS[of])[
+        "loss"
+    ]
     return found
 
 

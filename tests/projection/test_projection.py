@@ -79,11 +79,19 @@ def test_only_products_and_operands_differ_between_arms():
 
 
 def test_each_format_has_the_peak_and_the_share_of_its_own():
-    machine = replace(UNIT, bf16=peak(1.0), fp8=peak(2.0), fp4=peak(4.0))
-    assumed = replace(FULL, bf16_share=certain(0.5), fp8_share=certain(0.25), fp4_share=certain(0.125))
+    machine = replace(UNIT, bf16=peak(1.0), fp8=peak(2.0), fp6=peak(8.0), fp4=peak(4.0))
+    assumed = replace(
+        FULL, bf16_share=certain(0.5), fp8_share=certain(0.25), fp6_share=certain(0.0625), fp4_share=certain(0.125)
+    )  # fmt: skip
     gemm = {a.key: step_times(TINY, a, RECORDS, machine, assumed)[Pass.FORWARD, Part.FPROP] for a in ARMS}
     flops = 2 * 8 * WEIGHTS
     assert gemm == dict.fromkeys(gemm, flops * 2)
+    faster = replace(machine, fp6=peak(16.0))
+    mixed = [step_times(TINY, arm("mx64"), RECORDS, m, assumed) for m in (machine, faster)]
+    halves = [(mixed[1][place] / mixed[0][place]) for place in (
+        (Pass.FORWARD, Part.FPROP), (Pass.BACKWARD, Part.DGRAD), (Pass.BACKWARD, Part.WGRAD)
+    )]  # fmt: skip
+    assert halves == [0.5, 1, 1]
     head = step_times(TINY, arm("h16"), RECORDS, machine, assumed)[Pass.FORWARD, Part.HEAD]
     assert head == 2 * 8 * 32 * 8 / 0.5
 
