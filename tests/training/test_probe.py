@@ -184,7 +184,7 @@ RECIPES = {
     "mixed": recipe_from_table(
         {
             "all": {"format": "mxfp8_e4m3"},
-            "dgrad": {"w": {"scale_rule": "ceil"}},  # not that of Fprop's W
+            "dgrad": {"format": "mxfp4", "prescale": True, "w": {"scale_rule": "ceil"}},  # W not as in Fprop
             "wgrad": {"format": "mxfp4", "prescale": True},
         }
     ),
