@@ -24,7 +24,7 @@ _STYLES = {"reproduced": "green", "not reproduced": "red", "underpowered": "yell
 
 
 @dataclass(frozen=True)
-class Verdict:
+class VerdictCell:
     """A cell with a word that stands out, and the reason in small print."""
 
     word: str
@@ -108,7 +108,7 @@ class Table:
         for i, row in enumerate(self.rows):
             cells = []
             for j, (value, column) in enumerate(zip(row, self.columns, strict=True)):
-                if isinstance(value, Verdict):
+                if isinstance(value, VerdictCell):
                     cells.append(Text(value.word, _STYLES.get(value.word, QUIET)))
                 else:
                     cells.append(Text("" if self.repeats(i, j) else written(value, column.form)))
@@ -125,7 +125,7 @@ def written(value: Any, form: str = "") -> str:
     """Return a value as a page writes it: a dash for nothing, a true minus sign."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
-    if isinstance(value, bool | str | Verdict):
+    if isinstance(value, bool | str | VerdictCell):
         return str(value)
     if form:
         return format(value, form).replace("-", "−")

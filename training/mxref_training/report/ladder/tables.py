@@ -9,7 +9,7 @@ from typing import Any
 
 from mxref_training.report.ladder.plots import colours, short_names
 from mxref_training.report.ladder.words import label_of, provenance
-from mxref_training.report.table import Column, Table, Verdict, plain, written
+from mxref_training.report.table import Column, Table, VerdictCell, plain, written
 
 Results = dict[str, Any]
 OWN, VALIDATION = "own", "validation"
@@ -92,7 +92,7 @@ def results_table(results: Results) -> Table:
             row.paper,
             row.gap_reference,
             row.gap_high_precision,
-            Verdict(row.verdict, row.reason),
+            VerdictCell(row.verdict, row.reason),
         )
         for row in rows(results)
     ]
