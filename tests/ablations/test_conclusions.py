@@ -174,9 +174,6 @@ def test_what_the_page_finds() -> None:
 def test_evaluation_in_bf16_is_that_of_the_last_checkpoints() -> None:
     h16 = [signed(last_gap("all-h16", recipe)) for recipe in ("own", "bf16")]
     assert f"at 50M H16's last {h16[0]} becomes {h16[1]} (exploratory)." in RECIPES
-    plain, left, sr = (f"{last_gap(arm, 'bf16'):.3f}" for arm in ("all", "all-h16", "all-sr"))
-    text = " ".join(README.split())
-    assert f"evaluated in BF16 the last checkpoints at 50M are {plain}, {left} and {sr} above FP8's." in text
 
 
 def test_cells_and_divergences_are_counted_as_the_page_says() -> None:
@@ -244,7 +241,7 @@ def test_the_readme_says_the_finding_in_the_unit_of_its_figure() -> None:
     )
     text = " ".join(README.split())
     assert (
-        f"With all three GEMMs in MXFP4 the loss ends {plain[0]} nats above FP8's at 20M parameters and {plain[1]} at "
+        f"a model with all three GEMMs in MXFP4 ends {plain[0]} nats above FP8's loss at 20M parameters and {plain[1]} at "
         f"50M; H16 leaves {h16[0]} and {h16[1]} of that, and stochastic rounding of every operand raises it to {sr[0]} "
         f"and {sr[1]}."
     ) in text

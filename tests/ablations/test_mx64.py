@@ -11,7 +11,7 @@ import pytest
 
 from ablations import ladders, raw
 from ablations.conclusions import signed
-from ablations.test_conclusions import PAGE, RECIPES, T7
+from ablations.test_conclusions import PAGE, README, RECIPES, T7
 from bench.records import RECORDS, newest, read
 
 FILES = {"mx64": 47, "mx64_50m": 9}
@@ -104,6 +104,10 @@ def test_the_table_and_its_sentences() -> None:
     )
     row = (cell(name, "left").replace(" ", "\N{NO-BREAK SPACE}") for name in FILES)
     assert "     - {}\n     - {}\n".format(*row) in RECIPES
+    shown = cell("mx64", "left").removeprefix("+")
+    assert f"ends {shown} above FP8's** at 20M (8 seeds, registered; not in the figure)." in " ".join(
+        README.split()
+    )
 
 
 def test_the_exploratory_arms() -> None:
