@@ -241,9 +241,9 @@ def test_the_readme_says_the_finding_in_the_unit_of_its_figure() -> None:
     )
     text = " ".join(README.split())
     assert (
-        f"a model with all three GEMMs in MXFP4 ends {plain[0]} nats above FP8's loss at 20M parameters and {plain[1]} at "
-        f"50M; H16 leaves {h16[0]} and {h16[1]} of that, and stochastic rounding of every operand raises it to {sr[0]} "
-        f"and {sr[1]}."
+        f"a model with all three GEMMs in MXFP4 ends {plain[0]} nats above FP8's loss at 20M parameters and "
+        f"{plain[1]} at 50M; H16 leaves {h16[0]} and {h16[1]} of that, and stochastic rounding of every operand "
+        f"raises it to {sr[0]} and {sr[1]}."
     ) in text
 
 
