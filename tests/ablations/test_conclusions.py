@@ -271,8 +271,9 @@ def test_the_page_of_recipes_has_our_intervals() -> None:
     last = mean("all-last-bf16", "all", "readings"), mean("all-h16-tail", "all-h16", "mx64")
     assert (
         f"The last block in BF16 takes {signed(last[0])} from plain MXFP4 and {signed(last[1])} from H16 "
-        "(three seeds at 20M, a fifth of the blocks)."
+        "(in BF16 "
     ) in RECIPES
+    assert ("three seeds, 20M).") in RECIPES
     assert load_config("lab_20m").model.layers == 5
     tokens = [ladders.arm_of(results[name], "all-h16")["overhead"] for name in raw.SIZES]
     said = [

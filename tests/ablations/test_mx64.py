@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import pytest
 
@@ -20,12 +21,12 @@ SIDES = {"h16": ("all-h16", "fp8"), "left": ("mx64", "fp8"), "helps": ("mx64", "
 CONTRASTS = {"h16": "h16-left", "left": "left", "helps": "helps"}
 
 
-def in_bf16(arm: str, against: str) -> float:
-    """Return the mean difference of the last checkpoints at 20M, both evaluated in BF16."""
+def in_bf16(arm: str, against: str, ladder: str) -> float:
+    """Return the mean difference of the last checkpoints, both evaluated in BF16."""
 
     def last(name: str) -> dict[int, float]:
         found = {}
-        for path in (RECORDS / "mx64").rglob("result.json"):
+        for path in (RECORDS / ladder).rglob("result.json"):
             record = json.loads(path.read_text(encoding="utf-8"))["record"]
             if record["arm"] == name:
                 found[record["pair"]] = record["last"]["losses"]["bf16"]["validation"]
@@ -39,20 +40,19 @@ def results(name: str) -> ladders.Results:
     return ladders.results_of(name, RECORDS)
 
 
-def contrast(name: str, of: str) -> dict[str, float]:
-    found: dict[str, float] = next(row for row in results(name)["contrasts"] if row["name"] == CONTRASTS[of])[
-        "loss"
-    ]
+def contrast(name: str, of: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(row for row in results(name)["contrasts"] if row["name"] == CONTRASTS[of])
     return found
 
 
-def of_arm(name: str) -> float:
-    return ladders.interval_of(results("mx64"), name)[0]  # type: ignore[index]
-
-
 def cell(name: str, of: str) -> str:
-    loss = contrast(name, of)
+    loss = contrast(name, of)["loss"]
     return f"{signed(loss['nats'])} ± {(loss['high'] - loss['low']) / 2:.3f}"
+
+
+def tokens(of: str) -> str:
+    found = contrast("mx64", of)["tokens"]
+    return "{percent:.1f} %@({low:.1f} to {high:.1f})".format(**found).replace("(-", "(−")
 
 
 def test_both_registered_rules_hold_by_plain_arithmetic() -> None:
@@ -69,11 +69,15 @@ def test_both_registered_rules_hold_by_plain_arithmetic() -> None:
     # `mx64` left the pool of the spread, so its intervals are those of its own pairs.
     assert results("mx64")["spread"]["loss"]["outside"] == ["mx64"]
     for name in ("helps", "left"):
-        loss = contrast("mx64", name)
+        loss = contrast("mx64", name)["loss"]
         assert (loss["low"], loss["nats"], loss["high"]) == pytest.approx(bounds[name])
-    assert "**It helps, and it is close to FP8**: both rules hold." in PAGE
-    assert fmean(raw.pairs(*SIDES["helps"], "mx64_50m")) < 0
-    assert "50M has the same sign." in PAGE
+    assert "**At 20M it helps, and it is close to FP8**: both rules hold." in PAGE
+    assert "At 20M `mx64` has the spread of its own pairs." in PAGE
+    larger = raw.pairs(*SIDES["helps"], "mx64_50m")
+    assert len(larger) == 3
+    assert max(larger) < 0
+    assert contrast("mx64_50m", "left")["loss"]["high"] > 0.02
+    assert "At 50M it is below MXFP4 with H16 in 3 of 3 pairs; that it is close is not shown." in PAGE
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -92,16 +96,15 @@ def test_every_result_file_is_a_run_of_its_arm(name: str) -> None:
 def test_the_table_and_its_sentences() -> None:
     assert f"and {sum(FILES.values())} times more to try MXFP6 in the forward one." in PAGE
     for name, sides in SIDES.items():
-        cells = cell("mx64", name), signed(in_bf16(*sides)), cell("mx64_50m", name)
-        assert "     - {}\n     - {}\n     - {}\n".format(*cells) in PAGE
-    tokens = {
-        arm: "{percent:.1f} ± {half_width:.1f} %".format(**ladders.arm_of(results("mx64"), arm)["overhead"])
-        for arm in ("mx64", "all-h16")
-    }
-    assert (
-        f"`mx64` needs {tokens['mx64']} more tokens than FP8 at 20M, MXFP4 with H16 {tokens['all-h16']}."
-        in PAGE
-    )
+        cells = [part for size in FILES for part in (cell(size, name), signed(in_bf16(*sides, size)))]
+        assert "     - {}\n     - {}\n     - {}\n     - {}\n".format(*cells) in PAGE
+    needs = tokens("left").replace("@", " more tokens than FP8 "), tokens("h16").replace("@", " ")
+    assert "It needs {}, MXFP4 with H16 {}.".format(*needs) in PAGE
+    last = [-in_bf16(*SIDES["helps"], "mx64"), in_bf16(*SIDES["h16"], "mx64")]
+    assert "Evaluated in BF16, {:.3f} of the {:.3f} that MXFP4 with H16 costs at 20M".format(*last) in PAGE
+    h16 = [signed(contrast(size, "h16")["loss"]["nats"]) for size in FILES]
+    assert "On `mx64`'s seeds `mxfp4_h16` has {} and {}.".format(*h16) in RECIPES
+    assert f"(in BF16 {signed(in_bf16('all-h16-tail', 'all-h16', 'mx64'))}; three seeds, 20M)." in RECIPES
     row = (cell(name, "left").replace(" ", "\N{NO-BREAK SPACE}") for name in FILES)
     assert "     - {}\n     - {}\n".format(*row) in RECIPES
     shown = cell("mx64", "left").removeprefix("+")
@@ -111,13 +114,20 @@ def test_the_table_and_its_sentences() -> None:
 
 
 def test_the_exploratory_arms() -> None:
-    e3m2, w4a6, plain, tail, d, dw = (
-        signed(of_arm(name))
-        for name in ("mx64-e3m2", "w4a6", "mx64-plain", "all-h16-tail", "dgrad", "dgrad-wgrad")
+    less = [raw.pairs(arm, "mx64", "mx64") for arm in ("mx64-e3m2", "w4a6", "mx64-plain")]
+    assert [len(values) for values in less] == [3, 3, 2]
+    e3m2, w4a6, plain = (signed(fmean(values)) for values in less)
+    assert (
+        f"Less `mx64`: E3M2 in place of E2M3 {e3m2}, weights in MXFP4 {w4a6}, no H16 {plain} (2 seeds)."
+        in PAGE
+    )
+    tail, d, dw, sr, rht16 = (
+        signed(fmean(raw.pairs(arm, "fp8", "mx64")))
+        for arm in ("all-h16-tail", "dgrad", "dgrad-wgrad", "all-sr-backward", "all-rht16-wgrad")
     )
     assert (
-        f"less FP8 at 20M: E3M2 in place of E2M3 {e3m2}; weights in MXFP4, activations in MXFP6 {w4a6}; without H16 "
-        f"{plain} (2 seeds of 3); MXFP4 with H16, last block in BF16 {tail}. With F in FP8, D costs {d} and D+W {dw}."
+        f"Less FP8: MXFP4 with H16, last block in BF16 {tail}; plain D alone {d}, D+W {dw}; F+D+W with SR in D and W "
+        f"{sr}, with RHT16 in W {rht16}."
     ) in PAGE
 
 
@@ -125,7 +135,8 @@ def test_the_projected_step() -> None:
     found = read(newest("projection"))["results"]["over_fp8"]
     low, nominal, high = found["mx64"]
     assert (
-        f"computed <projection>` to be {nominal:.2f} times as fast as FP8's (bounds {low:.2f} to {high:.2f}), "
-        f"MXFP4 with H16 {found['h16'][1]:.2f}."
+        f"computed <projection>` to be {nominal:.2f} times as fast as FP8's (bounds {low:.2f} to {high:.2f}), if MXFP6 "
+        "multiplies as fast as MXFP4."
     ) in PAGE
+    assert f"MXFP4 with H16 has {found['h16'][1]:.2f} computed, 1.19 and 1.20 published." in PAGE
     assert Path(newest("projection")).name >= "projection_2026-11-24.json"
