@@ -221,7 +221,7 @@ def _file_of(text: str, folder: Path | None) -> Path:
     shipped = shipped_recipes()
     if text not in shipped:
         hint = nearest(text, shipped) if shipped else ""
-        raise RecipeError(f"unknown recipe {text!r}{hint}; a file's name must end in .toml")
+        raise RecipeError(f"unknown recipe {shown(text)}{hint}; a file's name must end in .toml")
     return shipped[text]
 
 

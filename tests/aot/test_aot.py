@@ -354,5 +354,5 @@ def test_recording_replaces_the_counts_of_a_release(tmp_path):
     text = render_aot.parts(tmp_path)["gfx950.inc"]
     assert text.startswith("1 cases, 1 kernels, counted with Triton 3.10.0 on 2026-01-02.")
     assert text.count("`row.rne`") == 1
-    assert "- 8.0\n     - 64\n     - 5\n" in text
-    assert "- 10.0\n" not in text
+    assert "`row.rne`,`quantize_rows`,8.0,64,5," in text
+    assert ",10.0," not in text

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from mxref.discovery import get_backend
+from mxref.errors import MxrefError
 from mxref.recipe_files import load_recipe
 from mxref_torch import convert
 from mxref_training.config import PRESETS, RECIPES, OptimConfig, Schedule, load_config, names
@@ -341,5 +342,5 @@ def test_every_preset_and_recipe_loads() -> None:
 
 @pytest.mark.parametrize("find", [load_config, load_recipe])
 def test_unknown_names_are_refused(find: object) -> None:
-    with pytest.raises(ConfigError, match="unknown .* 'tini'.*end in .toml"):
+    with pytest.raises(MxrefError, match="unknown .* 'tini'.*end in .toml"):
         find("tini")  # type: ignore[operator]

@@ -5,6 +5,7 @@ The faults of `mutants` are planted in the reference. These are planted in what 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -207,7 +208,7 @@ def _matches(name: str, of: KernelPath, instructions: type = Avx2, dots: type = 
     native.__dict__["compiled"] = made.get_compile_result(types.void(*native._types))
     expected = operation.expected(a, b)
     found = np.zeros(target.bits // 8 // expected.itemsize, expected.dtype)
-    native.call(address_of(a), address_of(b), address_of(found))
+    ctypes.CFUNCTYPE(None, *(ctypes.c_int64,) * 3)(native.address)(*map(address_of, (a, b, found)))
     if name == "at_most":  # a NaN gives any number
         if np.isnan(found[3]):
             return False

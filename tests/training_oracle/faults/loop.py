@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from mxref_training import build, evaluate, steps
-from mxref_training.data import corpus, loader
+from mxref_training.data import batches, corpus
 from mxref_training.data.batches import Loader
 from mxref_training.model.llama import Llama
 
@@ -77,7 +77,7 @@ def targets_shifted(by: int) -> Plant:
         inputs = np.stack([tokens[s : s + seq_len] for s in starts]).astype(np.int64)
         return inputs, np.stack([np.roll(tokens, -by)[s : s + seq_len] for s in starts]).astype(np.int64)
 
-    return lambda patch: patch.setattr(loader, "_gather", gather)
+    return lambda patch: patch.setattr(batches, "_gather", gather)
 
 
 def _loss(change: Callable[..., Any]) -> Plant:
@@ -146,7 +146,7 @@ def halved_backward(patch: Patch) -> None:
 
 def tied_head_detached(patch: Patch) -> None:
     def forward(self: Llama, tokens: Any) -> Any:
-        x = self.model(tokens, self.compute_dtype).to(self.compute_dtype)
+        x = self.model.norm(self.model(tokens, self.compute_dtype)).to(self.compute_dtype)
         return (x @ self.lm_head.weight.detach().to(x.dtype).T).float()
 
     patch.setattr(Llama, "forward", forward)
@@ -196,7 +196,7 @@ def _batches(change: Callable[..., Any]) -> Plant:
     return lambda patch: patch.setattr(evaluate, "sequential_batches", change)
 
 
-_right_batches = loader.sequential_batches
+_right_batches = batches.sequential_batches
 overlapping_windows = _batches(
     lambda tokens, seq_len, batch, limit: (
         (tokens[i : i + seq_len][None].astype(int), tokens[i + 1 : i + seq_len + 1][None].astype(int))
