@@ -270,11 +270,8 @@ def test_the_page_of_recipes_has_our_intervals() -> None:
     assert f"from their own pairs in all three ± {halves[0]:.3f} and ± {halves[1]:.3f}" in figure
     last = mean("all-last-bf16", "all", "readings"), mean("all-h16-tail", "all-h16", "mx64")
     assert (
-        f"The last block in BF16 takes {signed(last[0])} from plain MXFP4 and {signed(last[1])} from H16 "
-        "(in BF16 "
+        f"The last block in BF16 takes {signed(last[0])} from plain MXFP4 and {signed(last[1])} from H16 (in BF16"
     ) in RECIPES
-    assert ("three seeds, 20M).") in RECIPES
-    assert load_config("lab_20m").model.layers == 5
     tokens = [ladders.arm_of(results[name], "all-h16")["overhead"] for name in raw.SIZES]
     said = [
         f"{one['percent']:.0f} ± {one['half_width']:.0f} % ({front.SHORT[name]})"

@@ -19,19 +19,9 @@ from mxref.conformance import CLAUSES
 from mxref.recipe_files import shipped_recipes
 from mxref.steps.rounding import Rounding
 from mxref.steps.scale import ScaleRule
+from mxref_training.lab.ladder import shipped
 
-LADDERS = [
-    "annealed",
-    "demo",
-    "mx64",
-    "mx64_50m",
-    "paper",
-    "paper_50m",
-    "paper_8b",
-    "readings",
-    "shrinkage",
-    "tseng",
-]
+LADDERS = sorted(shipped())
 PRESETS = ["demo", "lab_20m", "lab_50m", "llama31_70b", "llama31_8b", "tiny"]
 
 
