@@ -150,8 +150,10 @@ class Native:
 
     @cached_property
     def call(self) -> Any:
-        """The C function for Python: it takes bytes for the address of its arguments, and releases the GIL."""
-        return ctypes.CFUNCTYPE(None, ctypes.c_char_p, *(ctypes.c_int64,) * 2)(self.address)
+        """The C function for Python: its first argument is bytes, passed by their address. It releases the GIL."""
+        return ctypes.CFUNCTYPE(None, ctypes.c_char_p, *(ctypes.c_int64,) * (len(self._types) - 1))(
+            self.address
+        )
 
 
 def _call_share(typingctx, function, arguments, worker, workers):
