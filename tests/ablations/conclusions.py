@@ -12,7 +12,7 @@ from typing import Any
 
 from ablations.front import SHORT
 from ablations.ladders import Results, arm_of, pooled
-from mxref_training.lab.exploratory import combined
+from mxref_training.lab.answers import combined
 
 SHOWN = {
     "fprop": "F less FP8",

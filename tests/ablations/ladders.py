@@ -15,10 +15,9 @@ from typing import Any
 
 from bench.records import RECORDS
 from mxref_training.lab.collect import Collected, collect
-from mxref_training.lab.comparison import Difference, difference
+from mxref_training.lab.contrasts import Difference, Pool, difference
+from mxref_training.lab.curves import late_loss
 from mxref_training.lab.ladder import load_ladder
-from mxref_training.lab.pooling import Pool
-from mxref_training.lab.statistics import late_loss
 
 FOLDER = RECORDS / "ablations"
 

@@ -67,6 +67,21 @@ def test_results_against_hand_computed_overheads(tmp_path: Path) -> None:
     assert load_results(tmp_path) == results
 
 
+def test_where_every_arm_gives_only_a_bound_the_noise_is_that_of_the_losses(tmp_path: Path) -> None:
+    """The contrasts have intervals there, so the noise is not unknown beside them."""
+    contrast = {"name": "h16", "arm": "h16", "against": "fp8", "question": "?"}
+    arms = [arm for arm in table()["arm"] if arm["name"] in ("fp8", "h16")]
+    target = {"high_precision": "", "loss": 6.0}  # the first evaluation lies below it
+    results, _ = run(
+        tmp_path, FakeTrainer({"H16": 0.1}), ladder(arm=arms, contrast=[contrast], target=target), seeds=3
+    )
+    loss = results["contrasts"][0]["loss"]
+    assert loss["high"] > loss["low"]
+    slope = results["exploratory"]["reference_slope"]
+    one_pair = math.sqrt(3) * (loss["high"] - loss["low"]) / 2
+    assert results["noise"]["half_width"] == pytest.approx(-100 * one_pair / slope)
+
+
 def test_pairs_share_seeds_and_noise_arms_do_not(tmp_path: Path) -> None:
     trainer = FakeTrainer()
     results, _ = run(tmp_path, trainer, seeds=2)

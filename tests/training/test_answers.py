@@ -13,9 +13,9 @@ import pytest
 from ablation_fakes import ladder, table
 from mxref_training.lab.answers import Answers, Measures, sentence
 from mxref_training.lab.arm import plain
-from mxref_training.lab.comparison import Difference, Divergence, Outcome
-from mxref_training.lab.power import smallest_difference
-from mxref_training.lab.statistics import Crossing, Reach
+from mxref_training.lab.contrasts import Difference, smallest_difference
+from mxref_training.lab.curves import Crossing, Reach
+from mxref_training.lab.verdict import Divergence, Outcome
 
 ARMS = ("fp8", "low", "same", "high", "gone", "half", "slow")
 LADDER = ladder(

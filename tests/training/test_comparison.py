@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mxref_training.lab.answers import sentence
-from mxref_training.lab.comparison import (
+from mxref_training.lab.contrasts import (
     Difference,
-    Divergence,
-    Outcome,
+    Pool,
     difference,
+    equal_power,
     holm,
-    judge_prediction,
-    outcome,
+    pairs_to_decide,
+    pool,
+    smallest_difference,
 )
-from mxref_training.lab.contrasts import Says
-from mxref_training.lab.pooling import Pool, pool
-from mxref_training.lab.power import equal_power, pairs_to_decide, smallest_difference
+from mxref_training.lab.ladder import Says
+from mxref_training.lab.verdict import Divergence, Outcome, judge_prediction, outcome
 
 NONE = Divergence(0, 3, 0, 3)
 

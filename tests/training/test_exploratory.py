@@ -14,13 +14,11 @@ from ablation_fakes import ladder
 from mxref.tomlio import build
 from mxref_training.cli.report import report
 from mxref_training.errors import ConfigError
-from mxref_training.lab.answers import Answers, Measures
-from mxref_training.lab.distributions import student_point
-from mxref_training.lab.exploratory import combined, explored
-from mxref_training.lab.extension import extended
-from mxref_training.lab.ladder import Ladder
+from mxref_training.lab.answers import Answers, Measures, combined, explored
+from mxref_training.lab.contrasts import student_point
+from mxref_training.lab.curves import flags, late_slope
+from mxref_training.lab.ladder import Ladder, extended
 from mxref_training.lab.result_file import write_json
-from mxref_training.lab.statistics import flags, late_slope
 from mxref_training.report.ladder.words import flag_line
 
 SEEDS = range(5)

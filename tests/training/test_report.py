@@ -24,8 +24,7 @@ from mxref.cli import main
 from mxref_training.cli.ablate import ablate
 from mxref_training.cli.report import report
 from mxref_training.interrupt import Interrupted
-from mxref_training.lab.contrasts import Contrast
-from mxref_training.lab.ladder import Ladder, load_ladder
+from mxref_training.lab.ladder import Contrast, Ladder, load_ladder
 from mxref_training.lab.study import load_results, run_ladder
 from mxref_training.report.drawing import _spread
 from mxref_training.report.ladder.page import ladder_page, screen, write_report

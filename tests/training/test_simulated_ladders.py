@@ -8,9 +8,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from mxref_training.lab.comparison import LEVEL, Difference, difference, holm
-from mxref_training.lab.pooling import pool
-from mxref_training.lab.power import equal_power, smallest_difference
+from mxref_training.lab.contrasts import (
+    LEVEL,
+    Difference,
+    difference,
+    equal_power,
+    holm,
+    pool,
+    smallest_difference,
+)
 
 pytestmark = pytest.mark.study
 

@@ -7,19 +7,8 @@ import math
 import pytest
 
 from mxref_training.errors import ConfigError
-from mxref_training.lab.statistics import (
-    Crossing,
-    Noise,
-    Overhead,
-    Reach,
-    Verdict,
-    first_crossing,
-    judge,
-    late_loss,
-    loss_at,
-    overhead,
-    seed_noise,
-)
+from mxref_training.lab.curves import Crossing, Reach, first_crossing, late_loss, loss_at
+from mxref_training.lab.verdict import Noise, Overhead, Verdict, judge, overhead, seed_noise
 from mxref_training.log import has_diverged
 
 CURVE = [(100.0, 5.0), (200.0, 4.0), (300.0, 4.5), (400.0, 3.0)]

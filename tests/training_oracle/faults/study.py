@@ -9,10 +9,11 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from mxref_training.lab import answers, comparison, results, statistics, study
-from mxref_training.lab.comparison import Difference
+from mxref_training.lab import answers, contrasts, curves, results, study, verdict
+from mxref_training.lab.contrasts import Difference
+from mxref_training.lab.curves import Crossing, Reach
 from mxref_training.lab.results import _Study
-from mxref_training.lab.statistics import Crossing, Overhead, Reach
+from mxref_training.lab.verdict import Overhead
 from training_oracle.faults.loop import Patch, Plant
 
 # ---- seeds ----
@@ -38,7 +39,7 @@ def seed_of_the_arm(config: Any, arm: Any, seed: int) -> Any:
 
 # ---- crossings ----
 
-_right_crossing = statistics.first_crossing
+_right_crossing = curves.first_crossing
 
 
 def _crossing(change: Callable[[Any, float], Crossing]) -> Plant:
@@ -102,7 +103,7 @@ def _paired(partner: Callable[[_Study, int], int]) -> Plant:
 paired_with_the_first = _paired(lambda self, pair: 0)
 paired_with_the_next = _paired(lambda self, pair: (pair + 1) % len(self.crossings))
 
-_right_overhead = statistics.overhead
+_right_overhead = verdict.overhead
 
 
 def _overhead(change: Callable[..., Overhead]) -> Plant:
@@ -167,7 +168,7 @@ def freedom_of_the_seeds(patch: Patch) -> None:
 
 
 def normal_points(patch: Patch) -> None:
-    patch.setattr(comparison, "student_point", lambda level, freedom: 1.96)
+    patch.setattr(contrasts, "student_point", lambda level, freedom: 1.96)
 
 
 # ---- targets ----

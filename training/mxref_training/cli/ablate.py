@@ -227,7 +227,7 @@ def ablate(
     from mxref.errors import RecipeError
     from mxref.terminal import echo
 
-    require("ablate", "torch", "tokenizers", "matplotlib", "jinja2")
+    require("ablate", "torch", "tokenizers", "matplotlib", "jinja2", "scipy")
     from mxref_training.cli.ablate_pages import show_branches, show_forecast
     from mxref_training.config import load_config
     from mxref_training.data.corpus import prepare_corpus

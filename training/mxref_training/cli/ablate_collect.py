@@ -17,7 +17,7 @@ def collect_folders(ladder: Ladder, folders: tuple[Path, ...], out: Path | None)
     """Bring the results of folders together in `out`, print the comparison, and write its pages; train nothing."""
     if out is None or not folders:
         raise click.UsageError("--collect needs folders, and --out for what is collected")
-    require("ablate", "torch", "tokenizers", "matplotlib", "jinja2")
+    require("ablate", "torch", "tokenizers", "matplotlib", "jinja2", "scipy")
     from mxref.terminal import echo
     from mxref_training.cli.ablate_pages import show_branches
     from mxref_training.lab.collect import collect

@@ -49,7 +49,7 @@ def report(folders: tuple[Path, ...], out: Path | None, csv_folder: Path | None)
       mxref report runs/ladder                          the page of a ladder
       mxref report runs/readings runs/paper_50m         contrasts over ladders
     """  # noqa: D301 - click takes \b for a paragraph that keeps its lines
-    require("report", "torch", "matplotlib", "jinja2")
+    require("report", "torch", "matplotlib", "jinja2", "scipy")
     from mxref.terminal import echo
     from mxref_training.lab.study import RESULTS, load_results
     from mxref_training.probe.results import JSON
@@ -111,7 +111,7 @@ def show_ladder(results: dict[str, Any], folder: Path, out: Path | None = None) 
 def _show_combined(results: list[dict[str, Any]], csv_folder: Path | None) -> None:
     """Print the contrasts that several ladders share, over all their pairs."""
     from mxref.terminal import echo
-    from mxref_training.lab.exploratory import combined
+    from mxref_training.lab.answers import combined
     from mxref_training.report.ladder.tables import contrasts_table
     from mxref_training.report.table import write_csv
 

@@ -1,41 +1,346 @@
-"""A contrast: two arms of a ladder that are compared to answer one question, declared before they run."""
+"""Paired differences of a ladder's arms: their pooled spread, intervals, p-values, equivalence and power.
+
+A measure of each run is fitted by an effect of its arm plus an effect of its seed. What remains is the noise of a run,
+and a difference of two runs at equal seeds has twice its variance. Pooling over the arms gives many degrees of freedom
+where a pair of arms alone gives two or four. It assumes that the arms are equally noisy; an arm that is visibly noisier
+leaves the pool. The rules are those of docs/explanation/ablation-protocol, which was written before the runs.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from functools import lru_cache
+from statistics import fmean, stdev, variance
+
+import numpy as np
+from scipy import special
+from scipy.integrate import quad
+from scipy.optimize import brentq
+
+LEVEL = 0.05
+"""Family-wise level of the contrasts, and the level of each one-sided test of equivalence."""
+OUTLIER_LEVEL = 0.01
+"""Level of the F test by which an arm leaves the pool, shared among the arms."""
+EQUAL_NATS = 0.010
+"""Losses that differ by less are called equal."""
+EQUAL_PERCENT = 3.0
+"""Tokens to target that differ by less are called equal."""
+NOISY = 2.0
+"""Pairs that scatter by more than this factor times the pooled spread are marked."""
+POWER = 0.8
+"""Probability with which a planned contrast should find its difference."""
+MAX_PAIRS = 1000
+
+Runs = Mapping[str, Mapping[int, float]]
+"""By arm and seed: a measure of the run."""
 
 
-class Says(StrEnum):
-    """What a source says about a contrast."""
+def student_point(tail: float, freedom: float) -> float:
+    """Return the t that is exceeded in absolute value with this two-sided probability; infinity without freedom."""
+    return float(-special.stdtrit(freedom, tail / 2)) if freedom > 0 else math.inf
 
-    LOWER = "lower"
-    """The arm's loss is lower than that of the arm it is held against."""
-    HIGHER = "higher"
-    EQUAL = "equal"
-    """The difference of the losses is too small to be measured."""
-    DIVERGES = "diverges"
-    """The arm diverges."""
+
+# ---- the spread of a difference ----
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """What a source says about a contrast, before it is measured."""
+class Pool:
+    """The noise of the runs of a ladder."""
 
-    says: Says
-    source: str
-    """The citation, as text."""
+    spread: float = math.nan
+    """Standard deviation of a difference of two runs at equal seeds."""
+    freedom: float = 0
+    """Degrees of freedom of `spread`; 0 if nothing is known of it."""
+    outside: tuple[str, ...] = ()
+    """Arms that are visibly noisier than the others, and so are not in the pool."""
+
+
+def pool(runs: Runs) -> Pool:
+    """Return the pooled spread of the arms that are not visibly noisier than the others.
+
+    Args:
+        runs: finite values; an arm with one run adds nothing, and may be there.
+    """
+    inside = {arm: dict(values) for arm, values in runs.items() if len(values) > 1}
+    outside: list[str] = []
+    level = OUTLIER_LEVEL / max(1, len(inside))
+    while len(inside) > 2:
+        tails = {arm: _tail(arm, inside) for arm in inside}
+        worst = min(tails, key=lambda arm: tails[arm])
+        if tails[worst] >= level:
+            break
+        outside.append(worst)
+        del inside[worst]
+    _, squares, freedom = _fit(inside)
+    if freedom <= 0:
+        return Pool(outside=tuple(outside))
+    return Pool(math.sqrt(2 * squares / freedom), freedom, tuple(outside))
 
 
 @dataclass(frozen=True)
-class Contrast:
-    """Two arms that are compared at equal seeds to answer one question; declared before they run."""
+class Pools:
+    """The noise of a ladder in which some arms may be noisier than the rest."""
 
-    name: str
-    arm: str
-    """Name of the arm."""
-    against: str
-    """Name of the arm that it is held against."""
-    question: str
-    """The question that the difference answers, in plain words."""
-    prediction: tuple[Prediction, ...] = ()
+    rest: Pool
+    noisy: Pool
+    """The same pool as `rest` where the arms are not shown to be noisier."""
+    p: float
+    """p-value of the F test; NaN if one of the two has too few runs."""
+
+    def between(self, sides: Collection[str], noisy: Collection[str]) -> Pool:
+        """Return the noise of a difference of two arms, `sides`; `noisy` are the arms of the noisy pool.
+
+        Across the pools the variance is the mean of the two, with the degrees of freedom of Welch and Satterthwaite.
+        """
+        inside = sum(side in noisy for side in sides)
+        if self.rest is self.noisy or not inside:
+            return self.rest
+        if inside == len(sides):
+            return self.noisy
+        parts = [(pool.spread**2 / 2, pool.freedom) for pool in (self.rest, self.noisy)]
+        both = sum(part for part, _ in parts)
+        freedom = both**2 / sum(part**2 / own for part, own in parts)
+        return Pool(math.sqrt(both), freedom, (*self.rest.outside, *self.noisy.outside))
+
+
+def separated(runs: Runs, noisy: Collection[str]) -> Pools:
+    """Return a pool for some arms and one for the rest, if an F test at `OUTLIER_LEVEL` shows the former noisier.
+
+    Args:
+        runs: finite values.
+        noisy: names of the arms that may be noisier, chosen by what they are and not by their results.
+    """
+    parts = [{arm: of for arm, of in runs.items() if (arm in noisy) is inside} for inside in (False, True)]
+    rest, apart = map(pool, parts)
+    p = math.nan
+    if rest.freedom and apart.freedom and rest.spread:
+        p = float(special.fdtrc(apart.freedom, rest.freedom, (apart.spread / rest.spread) ** 2))
+    if p < OUTLIER_LEVEL:
+        return Pools(rest, apart, p)
+    shared = pool(runs)
+    return Pools(shared, shared, p)
+
+
+def _tail(arm: str, runs: Runs) -> float:
+    """Return the p-value of an arm being noisier than the others: its variance about their seed effects, by F."""
+    others = {name: values for name, values in runs.items() if name != arm}
+    seeds, squares, freedom = _fit(others)
+    shared = [(value - seeds[seed], seed) for seed, value in runs[arm].items() if seed in seeds]
+    if freedom <= 0 or len(shared) < 2:
+        return 1.0
+    own = variance(value for value, _ in shared)
+    rounding = (1e-12 * max(abs(value) for value in runs[arm].values())) ** 2
+    if squares <= rounding * freedom:
+        return 1.0 if own <= rounding else 0.0
+    # An effect of a seed is itself the mean over the arms that have it.
+    share = fmean(1 / sum(seed in values for values in others.values()) for _, seed in shared)
+    return float(special.fdtrc(len(shared) - 1, freedom, own * freedom / (squares * (1 + share))))
+
+
+def _fit(runs: Runs) -> tuple[dict[int, float], float, int]:
+    """Return the seed effects of the least-squares fit, the residual sum of squares, and its degrees of freedom."""
+    cells = [(arm, seed, value) for arm, values in runs.items() for seed, value in values.items()]
+    arms = {arm: i for i, arm in enumerate(runs)}
+    seeds = {seed: i for i, seed in enumerate(dict.fromkeys(seed for _, seed, _ in cells), len(arms))}
+    design = np.zeros((len(cells), len(arms) + len(seeds)))
+    for row, (arm, seed, _) in enumerate(cells):
+        design[row, [arms[arm], seeds[seed]]] = 1
+    values = np.array([value for _, _, value in cells])
+    effects, _, rank, _ = np.linalg.lstsq(design, values)
+    squares = float(np.sum((values - design @ effects) ** 2))
+    return {seed: float(effects[i]) for seed, i in seeds.items()}, squares, len(cells) - int(rank)
+
+
+# ---- a difference ----
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A paired difference of two arms: its estimate, and how sure it is."""
+
+    pairs: int
+    estimate: float
+    error: float = math.inf
+    """Standard error; infinite if no spread is known."""
+    freedom: float = 0
+    own: bool = False
+    """Whether the spread is that of these pairs alone, because an arm is visibly noisier than the others."""
+    own_spread: float = math.nan
+    """Standard deviation of these pairs' differences; NaN of one pair."""
+
+    def half_width(self, level: float = LEVEL) -> float:
+        """Return the half-width of the interval of confidence 1 - level."""
+        return student_point(level, self.freedom) * self.error if self.freedom > 0 else math.inf
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the pairs scatter more than twice as much as the spread that the interval stands on."""
+        return self.freedom > 0 and self.own_spread > NOISY * self.error * math.sqrt(self.pairs)
+
+    @property
+    def low(self) -> float:
+        """Lower end of the 95 % interval."""
+        return self.estimate - self.half_width()
+
+    @property
+    def high(self) -> float:
+        """Upper end of the 95 % interval."""
+        return self.estimate + self.half_width()
+
+    @property
+    def p(self) -> float:
+        """Two-sided p-value, not corrected; NaN if no spread is known."""
+        if self.freedom <= 0:
+            return math.nan
+        if self.error == 0:
+            return 1.0 if self.estimate == 0 else 0.0
+        return float(2 * special.stdtr(self.freedom, -abs(self.estimate / self.error)))
+
+    def equal_p(self, bound: float) -> float:
+        """Return the p-value of the two one-sided tests that the difference lies within -bound .. bound."""
+        if self.freedom <= 0:
+            return math.nan
+        if self.error == 0:
+            return 0.0 if abs(self.estimate) < bound else 1.0
+        return float(special.stdtr(self.freedom, (abs(self.estimate) - bound) / self.error))
+
+
+def difference(
+    arm: Mapping[int, float], against: Mapping[int, float], pooled: Pool, outside: bool
+) -> Difference | None:
+    """Return the mean difference over the seeds that both arms have; None if there is no such seed.
+
+    Args:
+        arm: by seed, the measure of the arm's runs.
+        against: the same of the arm that it is held against.
+        pooled: the spread over the ladder.
+        outside: whether one of the two is not in the pool, so that the pairs' own spread counts.
+    """
+    values = [arm[seed] - against[seed] for seed in sorted(arm) if seed in against]
+    if not values:
+        return None
+    estimate, count = fmean(values), len(values)
+    spread = stdev(values) if count > 1 else math.nan
+    if outside:
+        error = spread / math.sqrt(count) if count > 1 else math.inf
+        return Difference(count, estimate, error, count - 1, own=True, own_spread=spread)
+    if pooled.freedom <= 0:
+        return Difference(count, estimate, own_spread=spread)
+    return Difference(count, estimate, pooled.spread / math.sqrt(count), pooled.freedom, own_spread=spread)
+
+
+def holm(ps: Sequence[float | None]) -> list[float | None]:
+    """Return p-values corrected by Holm's step-down method; None stays, and counts in their number as 1.
+
+    The corrected value is the smallest family-wise level at which the hypothesis is rejected.
+    """
+    corrected: list[float | None] = [None] * len(ps)
+    known = sorted((p, i) for i, p in enumerate(ps) if p is not None)
+    largest = 0.0
+    for rank, (p, i) in enumerate(known):
+        largest = max(largest, min(1.0, p * (len(ps) - rank)))
+        corrected[i] = largest
+    return corrected
+
+
+# ---- power: the difference that a number of seeds can find, before the runs ----
+
+
+def t_test_power(shift: float, tail: float, freedom: float) -> float:
+    """Return the probability that a two-sided t test finds a difference.
+
+    Args:
+        shift: the true difference in units of the standard error of its estimate (the noncentrality).
+        tail: two-sided level of the test.
+        freedom: degrees of freedom of the estimated standard error.
+    """
+    point = student_point(tail, freedom)
+    return _over_spread(
+        lambda s: special.ndtr(shift - point * s) + special.ndtr(-shift - point * s), freedom, math.inf
+    )
+
+
+def equivalence_power(bound: float, tail: float, freedom: float) -> float:
+    """Return the probability that two one-sided t tests find two equal arms equal.
+
+    Args:
+        bound: the bound of equivalence in units of the standard error.
+        tail: level of each one-sided test.
+        freedom: degrees of freedom of the estimated standard error.
+    """
+    point = student_point(2 * tail, freedom)
+    return _over_spread(lambda s: 2 * special.ndtr(bound - point * s) - 1, freedom, bound / point)
+
+
+def _over_spread(value: Callable[[float], float], freedom: float, end: float) -> float:
+    """Return the mean of a function of s, the estimated standard error over the true one, that is 0 from `end` on."""
+    half = freedom / 2  # s^2 is chi^2 / freedom
+    constant = math.log(2) + half * math.log(half) - math.lgamma(half)
+
+    def weighted(s: float) -> float:
+        return float(value(s)) * math.exp(constant + special.xlogy(freedom - 1, s) - half * s * s)
+
+    around = 10 / math.sqrt(freedom)  # ten times the standard deviation of s, or more
+    low, high = max(0.0, 1 - around), min(end, 1 + around)
+    return quad(weighted, low, high, epsabs=1e-14, epsrel=1e-12, limit=200)[0] if low < high else 0.0
+
+
+def smallest_difference(spread: float, pairs: int, freedom: float, contrasts: int) -> float:
+    """Return the smallest true difference that a contrast finds with a probability of `POWER`.
+
+    Args:
+        spread: standard deviation of a difference of two runs at equal seeds.
+        pairs: seeds that both arms have.
+        freedom: degrees of freedom of the spread once all runs are there.
+        contrasts: number of contrasts; the test has the level of Holm's first step.
+
+    Returns:
+        In the unit of `spread`; infinite without a degree of freedom.
+    """
+    if freedom <= 0 or pairs < 1:
+        return math.inf
+    return _shift_found(freedom, contrasts) * spread / math.sqrt(pairs)
+
+
+def equal_power(spread: float, pairs: int, freedom: float, bound: float = EQUAL_NATS) -> float:
+    """Return the probability that two arms without a true difference are shown to be equal within the bound."""
+    if freedom <= 0 or pairs < 1:
+        return 0.0
+    return equivalence_power(bound * math.sqrt(pairs) / spread, LEVEL, freedom) if spread else 1.0
+
+
+def pairs_to_decide(estimate: float, spread: float, freedom: float, contrasts: int) -> int | None:
+    """Return the seeds with which a contrast is decided with a probability of `POWER`; None above `MAX_PAIRS`.
+
+    It is decided as a difference if the true one is the estimate, or as equality if there is none, whichever takes
+    fewer seeds. The spread counts as well known as it is now.
+    """
+    if freedom <= 0 or not math.isfinite(spread):
+        return None
+    needed = spread * _shift_equal(freedom) / EQUAL_NATS
+    if estimate:
+        needed = min(needed, spread * _shift_found(freedom, contrasts) / abs(estimate))
+    pairs = max(1, math.ceil(needed**2))
+    return pairs if pairs <= MAX_PAIRS else None
+
+
+@lru_cache(maxsize=256)
+def _shift_found(freedom: float, contrasts: int) -> float:
+    """Return the difference, in standard errors, that is found with a probability of `POWER`."""
+    return _reaching(lambda shift: t_test_power(shift, LEVEL / contrasts, freedom))
+
+
+@lru_cache(maxsize=256)
+def _shift_equal(freedom: float) -> float:
+    """Return the bound, in standard errors, within which equal arms are shown equal with that probability."""
+    return _reaching(lambda bound: equivalence_power(bound, LEVEL, freedom))
+
+
+def _reaching(power: Callable[[float], float]) -> float:
+    """Return where a rising function reaches `POWER`."""
+    high = 1.0
+    while power(high) < POWER:
+        high *= 2
+    return float(brentq(lambda x: power(x) - POWER, 0.0, high, xtol=1e-14))

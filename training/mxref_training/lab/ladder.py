@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +21,6 @@ from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import build, merge, nearest, read_toml, shown, to_table
 from mxref_training.config import TrainConfig, config_from_table
 from mxref_training.errors import ConfigError
-from mxref_training.lab.contrasts import Contrast
-from mxref_training.lab.extension import extended
 from mxref_training.lab.moments import Branch
 from mxref_training.overrides import require_known
 from mxref_training.treatment import describe
@@ -110,6 +110,41 @@ class Arm:
         if not self.train:
             return shared
         return config_from_table(merge(to_table(shared), self.train), f"arm {self.name!r}: train")
+
+
+class Says(StrEnum):
+    """What a source says about a contrast."""
+
+    LOWER = "lower"
+    """The arm's loss is lower than that of the arm it is held against."""
+    HIGHER = "higher"
+    EQUAL = "equal"
+    """The difference of the losses is too small to be measured."""
+    DIVERGES = "diverges"
+    """The arm diverges."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a source says about a contrast, before it is measured."""
+
+    says: Says
+    source: str
+    """The citation, as text."""
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Two arms that are compared at equal seeds to answer one question; declared before they run."""
+
+    name: str
+    arm: str
+    """Name of the arm."""
+    against: str
+    """Name of the arm that it is held against."""
+    question: str
+    """The question that the difference answers, in plain words."""
+    prediction: tuple[Prediction, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -302,6 +337,60 @@ def _check_names(kind: str, names: list[str]) -> None:
             raise ConfigError(
                 f"two {kind}s are named {name!r}; results are kept by name, so give each {kind} its own"
             )
+
+
+@dataclass(frozen=True)
+class Extension:
+    """The keys by which a ladder's file extends another ladder."""
+
+    extends: str
+    """Name of a shipped ladder, or path of a file."""
+    arms: tuple[str, ...] = ()
+    """Names of the arms that are taken; empty takes all."""
+    seeds: int | None = None
+    """Repetitions of every arm that is taken; None leaves each its own."""
+
+
+_EXTENSION = ("extends", "arms", "seeds")
+
+
+def extended(table: Mapping[str, Any], base: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the table of a ladder that extends another one.
+
+    Args:
+        table: the ladder's file, with `extends`.
+        base: the file of the ladder that it extends.
+        where: the file in error messages.
+
+    Returns:
+        The base with its arms chosen and the file's other keys laid over it. Own arms and contrasts follow those that
+        are taken. A contrast is taken if both of its arms are. An exploratory one belongs to the base's runs, and is
+        not taken.
+
+    Raises:
+        ConfigError: an arm that the base does not have, or a base that extends a third ladder.
+        RecipeError: a key of another type.
+    """
+    keys = build(Extension, {key: table[key] for key in _EXTENSION if key in table}, where)
+    if "extends" in base:
+        raise ConfigError(f"{where}: {keys.extends} extends another ladder itself; extend that one")
+    arms = {arm.get("name"): arm for arm in base.get("arm", ())}
+    for name in keys.arms:
+        if name not in arms:
+            raise ConfigError(
+                f"{where}: arms: {shown(name)} is no arm of {keys.extends}{nearest(name, arms)}"
+            )
+    taken = [arm for name, arm in arms.items() if name in keys.arms or not keys.arms]
+    if keys.seeds is not None:
+        taken = [arm if arm.get("seed_offset") else {**arm, "seeds": keys.seeds} for arm in taken]
+    names = {arm["name"] for arm in taken}
+    contrasts = [c for c in base.get("contrast", ()) if {c.get("arm"), c.get("against")} <= names]
+    own = {key: value for key, value in table.items() if key not in (*_EXTENSION, "arm", "contrast")}
+    shared = {key: value for key, value in base.items() if key != "exploratory"}
+    return merge(shared, own) | {
+        "arm": [*taken, *table.get("arm", ())],
+        "contrast": [*contrasts, *table.get("contrast", ())],
+    }
 
 
 def shipped() -> list[str]:

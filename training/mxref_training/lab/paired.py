@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import mxref
 from mxref.tomlio import to_table
-from mxref_training.lab.distributions import student_point
+from mxref_training.lab.contrasts import student_point
 from mxref_training.lab.last_checkpoint import VALIDATION
 from mxref_training.lab.result_file import Record
 

@@ -10,27 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import mxref
 from mxref.tomlio import to_table
-from mxref_training.lab.answers import Answers, Measures
-from mxref_training.lab.exploratory import explored
-from mxref_training.lab.ladder import Arm, Ladder
-from mxref_training.lab.statistics import (
-    MIN_RUNS,
-    RULES,
+from mxref_training.lab.answers import Answers, Measures, explored
+from mxref_training.lab.contrasts import LEVEL, student_point
+from mxref_training.lab.curves import (
     Crossing,
-    Noise,
-    Overhead,
     Reach,
     finite_part,
     first_crossing,
     flags,
-    judge,
     late_loss,
     late_slope,
     loss_at,
-    overhead,
-    seed_noise,
     spacing,
 )
+from mxref_training.lab.ladder import Arm, Ladder
+from mxref_training.lab.verdict import MIN_RUNS, RULES, Noise, Overhead, judge, overhead, seed_noise
 from mxref_training.log import Point, has_diverged
 
 if TYPE_CHECKING:
@@ -222,11 +216,25 @@ class _Study:
         names = [self.ladder.reference.name, *(arm.name for arm in self.ladder.arm if arm.seed_offset)]
         finals = [self._final(r) for name in names for r in self.records.get(name, ())]
         known = [loss for loss in finals if loss is not None]
+        alone = self.noise.half_width
         return {
-            "half_width": self.noise.half_width,
+            "half_width": alone if math.isfinite(alone) else self._pooled_noise(),
             "runs": self.noise.runs,
             "loss_spread": max(known) - min(known) if len(known) > 1 else math.nan,
         }
+
+    def _pooled_noise(self) -> float:
+        """Return the 95 % half-width of one pair by the pooled spread, in percent of the tokens; infinite if unknown.
+
+        Where runs give only bounds of their tokens, the spread of the losses stands for it, by the reference's slope.
+        """
+        if (tokens := self.answers.tokens).freedom > 0:
+            return 100 * student_point(LEVEL, tokens.freedom) * tokens.spread
+        losses = self.answers.losses
+        slopes = [late_slope(curve, self.budget) for curve in self.reference_curves.values()]
+        if losses.freedom > 0 and slopes and (slope := -fmean(slopes)) > 0:
+            return 100 * student_point(LEVEL, losses.freedom) * losses.spread / slope
+        return math.inf
 
     def _final(self, record: Record) -> float | None:
         curve = self.curve(record)

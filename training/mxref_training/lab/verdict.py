@@ -1,7 +1,6 @@
-"""Tokens to a target loss, overheads with their uncertainty, and the verdict on a paper's claim.
+"""What the numbers say: overheads in tokens, outcomes of contrasts, and verdicts on the claims of papers.
 
-Plain arithmetic on validation curves. Every rule that the report applies is stated once, in `RULES`,
-beside the code that applies it.
+Every rule that the report applies is stated once, in `RULES`; the numbers are those of `curves` and `contrasts`.
 """
 
 from __future__ import annotations
@@ -10,22 +9,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
-from statistics import fmean, linear_regression, stdev
+from statistics import fmean, stdev
 
-from mxref_training.errors import ConfigError
-from mxref_training.lab.comparison import EQUAL_NATS, LEVEL
-from mxref_training.lab.distributions import student_point
-from mxref_training.lab.pooling import OUTLIER_LEVEL
-from mxref_training.log import SPIKE, Point
+from mxref_training.lab.contrasts import EQUAL_NATS, LEVEL, OUTLIER_LEVEL, Difference, student_point
+from mxref_training.lab.curves import RISE, Crossing, Reach
+from mxref_training.lab.ladder import Says
+from mxref_training.log import SPIKE
 
-LATE = 0.95
-"""Evaluations after this share of the tokens make up the loss at equal tokens."""
 MIN_RUNS = 3
 """Runs that an interval needs before it can support a verdict."""
-
-RISE = 0.3
-"""Nats above its own minimum with which a run may end before it is flagged."""
 
 RULES = {
     "crossing": "Tokens to target: where the validation curve, drawn as straight lines between evaluations, first "
@@ -62,112 +54,7 @@ RULES = {
 """The stated rules, as the report prints them."""
 
 
-class Reach(StrEnum):
-    """Whether and when an arm reaches the target."""
-
-    CROSSED = "crossed"
-    FIRST = "first"
-    """Reached at the first evaluation: the crossing is there or earlier."""
-    NEVER = "never"
-    """Not reached within the budget: the crossing is censored."""
-    DIVERGED = "diverged"
-
-
-@dataclass(frozen=True)
-class Crossing:
-    """Where a curve meets the target; a bound unless `reach` is `crossed`."""
-
-    reach: Reach
-    tokens: float
-
-
-def finite_part(curve: Sequence[Point]) -> list[Point]:
-    """Return the curve up to its first loss that is not finite."""
-    bad = (i for i, (_, loss) in enumerate(curve) if not math.isfinite(loss))
-    return list(curve[: next(bad, len(curve))])
-
-
-def loss_at(curve: Sequence[Point], tokens: float) -> float:
-    """Return the loss at a number of tokens, interpolated; ConfigError outside the evaluated range."""
-    for (t0, l0), (t1, l1) in pairwise(curve):
-        if t0 <= tokens <= t1:
-            return l0 + (l1 - l0) * (tokens - t0) / (t1 - t0)
-    raise ConfigError(
-        f"no two evaluations enclose {tokens:,.0f} tokens; evaluate more often (run.eval_every) "
-        "or train longer (run.steps)"
-    )
-
-
-def late_loss(curve: Sequence[Point], budget: float) -> float:
-    """Return the loss at equal tokens: the mean of the evaluations of the last 5 % of the tokens, or the last one.
-
-    Args:
-        curve: not empty.
-        budget: tokens of the whole run.
-    """
-    late = [loss for tokens, loss in curve if tokens >= LATE * budget]
-    return fmean(late) if late else curve[-1][1]
-
-
-def late_slope(curve: Sequence[Point], budget: float) -> float:
-    """Return the slope of the loss over the logarithm of the tokens, by least squares over the last half of the tokens.
-
-    Args:
-        curve: finite losses.
-        budget: tokens of the whole run.
-
-    Returns:
-        Nats per e-fold of tokens; NaN with fewer than two evaluations there.
-    """
-    late = [(math.log(tokens), loss) for tokens, loss in curve if tokens >= budget / 2]
-    return linear_regression(*zip(*late, strict=True)).slope if len(late) > 1 else math.nan
-
-
-def flags(curve: Sequence[Point], vocabulary: int) -> list[str]:
-    """Return what looks wrong about a run by RULES["flag"], whether it counts as diverged or not.
-
-    Args:
-        curve: the evaluations; a loss that is not finite is the matter of the divergence rule alone.
-        vocabulary: entries of the tokenizer.
-    """
-    losses = [loss for _, loss in finite_part(curve)]
-    if not losses:
-        return []
-    found, uniform = [], math.log(vocabulary)
-    if min(losses) > uniform:
-        found.append(
-            f"its loss stays above that of a uniform guess, {uniform:.2f}: it ends at {losses[-1]:.2f}"
-        )
-    if losses[-1] > min(losses) + RISE:
-        found.append(f"it ends {losses[-1] - min(losses):.2f} nats above its own minimum")
-    return found
-
-
-def first_crossing(curve: Sequence[Point], target: float) -> Crossing:
-    """Return the first crossing of the piecewise-linear curve; a loss equal to the target has reached it.
-
-    Args:
-        curve: (tokens, loss) with tokens ascending; it counts up to its first non-finite loss.
-        target: nats per token.
-
-    Returns:
-        `crossed` at the interpolated tokens, `first` at the first evaluation, or `never` at the last.
-    """
-    finite = finite_part(curve)
-    if not finite:
-        return Crossing(Reach.NEVER, 0.0)
-    if finite[0][1] <= target:
-        return Crossing(Reach.FIRST, finite[0][0])
-    for (t0, l0), (t1, l1) in pairwise(finite):
-        if l1 <= target:
-            return Crossing(Reach.CROSSED, t0 + (t1 - t0) * (l0 - target) / (l0 - l1))
-    return Crossing(Reach.NEVER, finite[-1][0])
-
-
-def spacing(curve: Sequence[Point], tokens: float) -> float:
-    """Return the distance between the two evaluations around a number of tokens, or the nearest two."""
-    gaps = [(max(t0 - tokens, tokens - t1, 0.0), t1 - t0) for (t0, _), (t1, _) in pairwise(curve)]
-    return min(gaps)[1] if gaps else math.inf
+# ---- overheads, and the claims of a paper's table ----
 
 
 @dataclass(frozen=True)
@@ -290,3 +177,103 @@ def judge(claim: tuple[float, float] | None, found: Overhead | None, budget: flo
     if found.reach is Reach.CROSSED and found.half_width <= (low + high) / 4:
         return Verdict.REPRODUCED, "interval meets the paper's"
     return Verdict.UNDERPOWERED, "interval too wide to tell"
+
+
+# ---- contrasts, and the predictions of sources ----
+
+
+class Outcome(StrEnum):
+    """The outcome of a contrast."""
+
+    DIVERGES = "diverges"
+    """Every run of the arm diverged, and none of the arm that it is held against."""
+    UNDECIDED = "undecided"
+    """Some runs diverged, in another way."""
+    LOWER = "lower"
+    HIGHER = "higher"
+    EQUAL = "equal"
+    """Not shown to differ, and shown to lie within the bound."""
+    UNDERPOWERED = "underpowered"
+    MISSING = "missing"
+    """No pair of runs has finished."""
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """How many runs of the two arms of a contrast diverged."""
+
+    arm: int
+    arm_runs: int
+    against: int
+    against_runs: int
+
+
+def outcome(found: Difference | None, corrected: float | None, diverged: Divergence) -> Outcome:
+    """Return the outcome of a contrast of losses.
+
+    Args:
+        found: the difference in nats, over pairs that did not diverge.
+        corrected: its p-value, corrected for the number of contrasts.
+        diverged: how many runs diverged.
+    """
+    if diverged.arm or diverged.against:
+        every = diverged.arm == diverged.arm_runs and diverged.against_runs and not diverged.against
+        return Outcome.DIVERGES if every else Outcome.UNDECIDED
+    if found is None:
+        return Outcome.MISSING
+    if corrected is not None and corrected < LEVEL:
+        return Outcome.LOWER if found.estimate < 0 else Outcome.HIGHER
+    return Outcome.EQUAL if found.equal_p(EQUAL_NATS) < LEVEL else Outcome.UNDERPOWERED
+
+
+def judge_prediction(says: Says, seen: Outcome, converged: bool) -> str:
+    """Return whether a prediction is `reproduced`, `not reproduced` or `underpowered`.
+
+    Args:
+        says: the prediction.
+        seen: the outcome of its contrast.
+        converged: whether no run of the arm diverged and all of them reached the target.
+    """
+    if seen.value == says.value:
+        return "reproduced"
+    if says is Says.DIVERGES:
+        return "not reproduced" if converged else "underpowered"
+    decided = (Outcome.LOWER, Outcome.HIGHER, Outcome.EQUAL, Outcome.DIVERGES)
+    return "not reproduced" if seen in decided else "underpowered"
+
+
+def sentence(seen: Outcome, found: Difference | None, diverged: Divergence, decide: int | None) -> str:
+    """Return the answer of a contrast in one sentence or two."""
+    if seen is Outcome.MISSING or (found is None and not diverged.arm and not diverged.against):
+        return "Not run yet."
+    if seen is Outcome.DIVERGES:
+        return f"All {diverged.arm_runs} runs diverged, and none of the other arm's."
+    if seen is Outcome.UNDECIDED:
+        return (
+            f"No difference is computed: {diverged.arm} of {diverged.arm_runs} runs diverged, and "
+            f"{diverged.against} of {diverged.against_runs} of the other arm's."
+        )
+    assert found is not None
+    noisy = " Its pairs scatter more than twice as much as the pooled spread says." if found.is_noisy else ""
+    return _told(seen, found, decide) + noisy
+
+
+def _told(seen: Outcome, found: Difference, decide: int | None) -> str:
+    """Return the answer of a contrast with a difference."""
+    interval = f"95 % interval {_signed(found.low)} to {_signed(found.high)}"
+    if seen is Outcome.EQUAL:
+        return f"Equal to within {EQUAL_NATS:.3f} nats: the losses differ by {_signed(found.estimate)} ({interval})."
+    if seen is Outcome.UNDERPOWERED:
+        if found.freedom <= 0:
+            return (
+                f"Cannot be told: the loss is {_signed(found.estimate)} nats apart, and no spread is known."
+            )
+        text = f"Cannot be told: the losses differ by {_signed(found.estimate)} nats ({interval})"
+        return text + (f"; about {decide} seeds would tell." if decide else ".")
+    small = "; less than the bound of equality" if found.equal_p(EQUAL_NATS) < 0.05 else ""
+    word = "Lower" if seen is Outcome.LOWER else "Higher"
+    return f"{word} by {abs(found.estimate):.4f} nats ({interval}{small})."
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.4f}".replace("-", "−")
