@@ -16,7 +16,7 @@ from ablations.ladders import Results, claimed, interval_of
 from ablations.strip import mark, name_lines
 from bench.plot import WIDE
 from mxref_training.report.drawing import SMALLEST
-from mxref_training.report.ladder.tables import rows
+from mxref_training.report.ladder.tables import half_width, overhead, verdict
 from mxref_training.report.palette import COLOURS, GOLD, INK, MUTED
 
 SIZES = {"readings": "21.5M parameters, 60.3M tokens", "paper_50m": "46.9M parameters, 65.5M tokens"}
@@ -85,19 +85,19 @@ def lines(found: dict[str, Results]) -> list[Line]:
 
 
 def _cell(results: Results, name: str) -> Cell | None:
-    row = next((row for row in rows(results) if row.arm["name"] == name), None)
+    arm = next((arm for arm in results["arms"] if arm["name"] == name), None)
     known = interval_of(results, name)
-    if row is None or known is None:
+    if arm is None or known is None:
         return None
-    crossings = [run["crossing"] for run in row.arm["runs"]]
+    crossings = [run["crossing"] for run in arm["runs"]]
     reached = sum(crossing is not None and crossing["reach"] == "crossed" for crossing in crossings)
     return Cell(
         *known,
-        f"{row.overhead} {row.interval.replace('± ?', '')}".strip(),
+        overhead(arm) + (f" ± {width}" if (width := half_width(arm).strip("?")) else ""),
         (reached, len(crossings)),
-        row.verdict,
+        verdict(arm).word,
         name in results["exploratory"]["noisy"],
-        claimed(results, row.arm),
+        claimed(results, arm),
     )
 
 

@@ -13,7 +13,7 @@ from ablations import branches, conclusions, curves, front, probes
 from ablations.ladders import Results, intervals, ladders, reference_of, results_of
 from ablations.strip import strip
 from bench.plot import WIDE, charts
-from mxref_training.report.ladder.tables import answers
+from mxref_training.report.ladder.tables import answers_table
 from mxref_training.report.ladder.words import headline, provenance, target_line
 from rst_table import csv_table
 
@@ -73,8 +73,8 @@ def _sections(name: str, results: Results, known: Mapping[str, str] = MappingPro
     yield _table(
         ("contrast", "loss, nats (95 %)", "p", "answer"),
         (
-            (one.arms, _broken(one.loss), _whole(one.p), _answer(row))
-            for row, one in zip(results["contrasts"], answers(results), strict=True)
+            (arms, _broken(loss), _whole(p), _answer(row))
+            for row, (arms, loss, p, *_) in zip(results["contrasts"], answers_table(results).rows, strict=True)
         ),
         "ablation-contrasts",
     )  # fmt: skip

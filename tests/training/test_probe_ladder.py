@@ -16,7 +16,7 @@ from mxref_training.lab import fresh
 from mxref_training.lab.ladder import load_ladder, shipped
 from mxref_training.probe.arms import chosen_arms
 from mxref_training.probe.results import load
-from mxref_training.report.probe.section import section
+from mxref_training.report.probe.tables import section
 from mxref_training.trainer import train
 
 pytestmark = pytest.mark.usefixtures("warm_children")

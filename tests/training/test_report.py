@@ -29,9 +29,15 @@ from mxref_training.lab.study import load_results, run_ladder
 from mxref_training.report.drawing import _spread
 from mxref_training.report.ladder.page import ladder_page, screen, write_report
 from mxref_training.report.ladder.plots import _limits, differences, overheads_svg
-from mxref_training.report.ladder.tables import answers, ladder_tables, last_tables, rows
+from mxref_training.report.ladder.tables import (
+    answers_table,
+    half_width,
+    ladder_tables,
+    last_tables,
+    results_table,
+)
 from mxref_training.report.ladder.words import counts_line, headline, noise, noise_line, ranks, reach_line
-from mxref_training.report.probe.section import Section
+from mxref_training.report.probe.tables import Section
 from mxref_training.report.table import Column, Table
 
 SLOWDOWN = {"plain RNE": 0.09, "SR on dY": 0.2, "RHT16, signs fixed": 0.6}
@@ -185,9 +191,7 @@ def test_the_noise_is_that_of_the_intervals_in_the_table(tmp_path: Path) -> None
     assert width is not None
     text = ladder_page(results).markdown()
     assert "unknown" not in text
-    assert f"{width:.1f}" == max(
-        (row.interval.removeprefix("± ") for row in rows(results) if row.interval), key=float
-    )
+    assert f"{width:.1f}" == max(filter(None, map(half_width, results["arms"])), key=float)
 
 
 def test_losses_are_held_against_the_reference_of_the_same_seed(tmp_path: Path) -> None:
@@ -205,9 +209,9 @@ def test_losses_are_held_against_the_reference_of_the_same_seed(tmp_path: Path) 
 
 
 def test_one_seed_is_underpowered_whatever_it_measured(results: dict[str, Any]) -> None:
-    verdicts = {row.label: row.verdict for row in rows(results) if row.arm["verdict"]}
-    assert len(rows(results)) == 14
-    assert set(verdicts.values()) == {"underpowered"}
+    verdicts = [row[-1].word for row in results_table(results).rows]
+    assert len(verdicts) == 14
+    assert set(verdicts) == {"reference", "noise", "no claim", "underpowered"}
     assert headline(results) == (
         "Of 9 claims: 0 reproduced, 0 not reproduced, 9 underpowered. At most 2 runs stand behind an interval; "
         "a verdict needs 3 (--seeds 3)."
@@ -233,13 +237,12 @@ def test_a_ladder_without_a_target(tmp_path: Path) -> None:
 
 
 def test_every_contrast_is_answered_in_every_form(answered: dict[str, Any]) -> None:
-    found = answers(answered)
-    assert [one.question for one in found] == [row["question"] for row in answered["contrasts"]]
+    found = answers_table(answered).rows
     html, text = ladder_page(answered).html(), ladder_page(answered).markdown()
-    for one in found:
+    for (arms, *_), row in zip(found, answered["contrasts"], strict=True):
         for form in (html, text):
-            assert f"{one.question} {one.answer}" in form.replace("&#39;", "'")
-            assert one.arms in form.replace("&gt;", ">")
+            assert f"{row['question']} {row['answer']}" in form.replace("&#39;", "'")
+            assert arms in form.replace("&gt;", ">")
     by_name = {row["name"]: row for row in answered["contrasts"]}
     assert by_name["h16"]["outcome"] == "lower"
     assert by_name["sr-all"]["outcome"] == "diverges"
@@ -295,7 +298,7 @@ def evaluated(tmp_path: Path) -> dict[str, Any]:
 
 def test_last_checkpoints_have_differences_at_equal_seeds(tmp_path: Path) -> None:
     results = evaluated(tmp_path)
-    by_recipe, by_text = last_tables(results)
+    (_, by_recipe), (_, by_text) = last_tables(results)
     # The repetition of the reference is no arm, and `bad` was not evaluated.
     assert by_recipe.rows == [("", "H16", "+0.200 (+0.200 to +0.200)", "+0.000 (+0.000 to +0.000)")]
     assert by_text.rows == [
@@ -307,7 +310,7 @@ def test_last_checkpoints_have_differences_at_equal_seeds(tmp_path: Path) -> Non
     assert "| H16 | +0.200 (+0.200 to +0.200) | +0.200 (+0.000 to +0.400) |" in page.markdown()
     h16 = next(arm for arm in results["arms"] if arm["name"] == "h16")
     h16["runs"][2]["last"]["losses"]["own"]["<b>"] = None
-    assert last_tables(results)[1].rows[1][3] == "+0.100 (+0.000 to +0.200)", "a loss that was not finite"
+    assert last_tables(results)[1][1].rows[1][3] == "+0.100 (+0.000 to +0.200)", "a loss that was not finite"
 
 
 HOSTILE = "<script>alert(1)</script>|![x](http://y)`*_&\x1b[2J\nnext"

@@ -213,12 +213,13 @@ def _measured(
     """Probe the checkpoints, with the progress on standard error, and write the numbers."""
     from mxref_training.probe.results import save
     from mxref_training.probe.study import run_probe
-    from mxref_training.report.probe.tables import write_csv
+    from mxref_training.report.probe.tables import all_rows
+    from mxref_training.report.table import write_csv
 
     with _progress() as said:
         results = run_probe(moments, arms, backend=backend, said=said, **options)
     save(results, out)
-    write_csv(results, out)
+    write_csv([all_rows(results)], out)
     return results
 
 

@@ -95,7 +95,7 @@ def show_ladder(results: dict[str, Any], folder: Path, out: Path | None = None) 
     """
     from mxref.terminal import console, echo
     from mxref_training.report.ladder.page import WIDE, screen, write_report
-    from mxref_training.report.probe.section import section
+    from mxref_training.report.probe.tables import section
 
     terminal = console()
     if not terminal.is_terminal:

@@ -20,7 +20,7 @@ from mxref_training.probe.moments import Moment
 from mxref_training.treatment import describe
 
 FORMAT = "mxref-probe/1"
-JSON, CSV = "probe.json", "probe.csv"
+JSON = "probe.json"
 DIGITS = 6
 """Significant digits of the numbers in the file."""
 TABLES = ("products", "operands", "variances", "unbiased", "growth")

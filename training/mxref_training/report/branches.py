@@ -10,18 +10,6 @@ from mxref_training.report.table import Column, Table, plain
 if TYPE_CHECKING:
     from rich.table import Table as Screen
 
-_ENDS = (
-    Column("step", "from step"),
-    Column("arm", "arm", left=True),
-    Column("label", "treatment", left=True),
-    Column("train_last", "training", "+.4f"),
-    Column("train_half_width", "±", ".4f"),
-    Column("validation_last", "validation", "+.4f"),
-    Column("validation_half_width", "±", ".4f"),
-    Column("pairs", "pairs"),
-    Column("diverged", "diverged"),
-)
-
 
 def branch_tables(results: dict[str, Any]) -> list[Table]:
     """Return the differences at the end of the branches, and those of each step.
@@ -29,36 +17,38 @@ def branch_tables(results: dict[str, Any]) -> list[Table]:
     Args:
         results: the content of `branch.json`.
     """
-    rows = [(moment["step"], arm) for moment in results["moments"] for arm in moment["arms"]]
+    arms = [arm | {"step": moment["step"]} for moment in results["moments"] for arm in moment["arms"]]
+
+    def evaluated(recipe: str, key: str, title: str, form: str) -> Column:
+        name = f"{recipe}_{key}" if key == "half_width" else recipe
+        return Column(name, title, form, lambda arm: (arm["evaluated"].get(recipe) or {}).get(key))
+
+    columns = [
+        Column("step", "from step"),
+        Column("arm", of="name", left=True),
+        Column("label", "treatment", left=True),
+        Column("train_last", "training", "+.4f", "train_last.mean"),
+        Column("train_half_width", "±", ".4f", "train_last.half_width"),
+        Column("validation_last", "validation", "+.4f", "validation_last.mean"),
+        Column("validation_half_width", "±", ".4f", "validation_last.half_width"),
+        Column("pairs", of="validation_last.pairs"),
+        Column("diverged", of=lambda arm: sum(run["diverged"] for run in arm["runs"])),
+    ]
+    for name in arms[0]["evaluated"] if arms else ():
+        if name != OWN:
+            columns += [
+                evaluated(name, "mean", f"in {name}", "+.4f"),
+                evaluated(name, "half_width", "±", ".4f"),
+            ]
     steps = [
         plain(
             f"branch_{kind}",
-            ("step", "arm", "at", "difference"),
-            [(step, arm["name"], at, value) for step, arm in rows for at, value in arm["difference"][kind]],
+            "step arm=name at difference",
+            [arm | {"at": at, "difference": value} for arm in arms for at, value in arm["difference"][kind]],
         )
         for kind in ("train", "validation")
     ]
-    recipes = [name for name in (rows[0][1]["evaluated"] if rows else ()) if name != OWN]
-    further = [
-        column
-        for name in recipes
-        for column in (Column(name, f"in {name}", "+.4f"), Column(f"{name}_half_width", "±", ".4f"))
-    ]
-    ends = Table("branches", [*_ENDS, *further], [_end(step, arm, recipes) for step, arm in rows])
-    return [ends, *steps]
-
-
-def _end(step: int, arm: dict[str, Any], recipes: list[str]) -> tuple[Any, ...]:
-    train, validation = (arm[key] or {} for key in ("train_last", "validation_last"))
-    return (
-        step,
-        arm["name"],
-        arm["label"],
-        *(found.get(key) for found in (train, validation) for key in ("mean", "half_width")),
-        validation.get("pairs"),
-        sum(run["diverged"] for run in arm["runs"]),
-        *((arm["evaluated"].get(name) or {}).get(key) for name in recipes for key in ("mean", "half_width")),
-    )
+    return [Table.of("branches", columns, arms), *steps]
 
 
 def branch_screen(results: dict[str, Any]) -> Screen:

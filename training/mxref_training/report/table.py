@@ -6,9 +6,10 @@ import csv
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from mxref.errors import FileFormatError
@@ -40,14 +41,25 @@ class Column:
 
     key: str
     """Its name in the CSV file."""
-    title: str
-    """A line feed breaks it in a page."""
+    title: str = ""
+    """Default: the key. A line feed breaks it in a page."""
     form: str = ""
     """Format of its numbers on a page; without one they are written as they are."""
+    of: str | Callable[[Any], Any] = ""
+    """Its value in a record: keys as `overhead.percent`, None where one is absent; or a function. Default: `key`."""
     left: bool = False
     """Whether it is text, which begins at the left."""
     once: bool = False
     """Whether a page leaves out a value that stands in the row above too."""
+
+    def value(self, record: Mapping[str, Any]) -> Any:
+        """Return the column's value in a record."""
+        if callable(self.of):
+            return self.of(record)
+        found: Any = record
+        for key in (self.of or self.key).split("."):
+            found = None if found is None else found.get(key)
+        return found
 
 
 @dataclass(frozen=True)
@@ -59,6 +71,17 @@ class Table:
     rows: Sequence[Sequence[Any]]
     dots: Sequence[str] = ()
     """The colour of each row in the figures, which a page shows before the row's name."""
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        columns: Sequence[Column],
+        records: Iterable[Mapping[str, Any]],
+        dots: Sequence[str] = (),
+    ) -> Table:
+        """Return a table with a row for each record."""
+        return cls(name, columns, [tuple(column.value(one) for column in columns) for one in records], dots)
 
     def shown(self) -> list[list[str]]:
         """Return all cells as a page writes them."""
@@ -87,7 +110,7 @@ class Table:
 
     def markdown(self) -> list[str]:
         """Return the lines of the table in Markdown."""
-        titles = [column.title for column in self.columns]
+        titles = [column.title or column.key for column in self.columns]
         rules = ["---" if column.left else "---:" for column in self.columns]
         cells = [[markdown_text(text) for text in row] for row in (titles, *self.shown())]
         return [f"| {' | '.join(row)} |" for row in (cells[0], rules, *cells[1:])]
@@ -104,7 +127,9 @@ class Table:
             caption=caption, caption_justify="left", caption_style="",
         )  # fmt: skip
         for column in self.columns:
-            screen.add_column(column.title, justify="left" if column.left else "right", no_wrap=True)
+            screen.add_column(
+                column.title or column.key, justify="left" if column.left else "right", no_wrap=True
+            )
         for i, row in enumerate(self.rows):
             cells = []
             for j, (value, column) in enumerate(zip(row, self.columns, strict=True)):
@@ -116,9 +141,16 @@ class Table:
         return screen
 
 
-def plain(name: str, keys: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    """Return a table for a CSV file alone."""
-    return Table(name, [Column(key, key) for key in keys], rows)
+def plain(name: str, columns: str, records: Iterable[Mapping[str, Any]]) -> Table:
+    """Return a table for a CSV file alone.
+
+    Args:
+        name: of the table.
+        columns: names separated by blanks, and the keys in a record where they differ, as in `reach=overhead.reach`.
+        records: one for each row.
+    """
+    split = [part.partition("=") for part in columns.split()]
+    return Table.of(name, [Column(key, of=of) for key, _, of in split], records)
 
 
 def written(value: Any, form: str = "") -> str:
@@ -130,6 +162,12 @@ def written(value: Any, form: str = "") -> str:
     if form:
         return format(value, form).replace("-", "−")
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def middle(values: Iterable[float | None]) -> float | None:
+    """Return the median of the numbers that are known; None where none is."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def markdown_text(text: str) -> str:

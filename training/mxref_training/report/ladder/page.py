@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mxref.tomlio import dumps
 from mxref_training.report.ladder.plots import curves_svg, overheads_svg
 from mxref_training.report.ladder.tables import (
-    answers,
     answers_table,
-    caption,
     exploratory_table,
     last_tables,
     recipes_table,
@@ -27,7 +25,7 @@ from mxref_training.report.ladder.words import (
     target_line,
 )
 from mxref_training.report.page import Page
-from mxref_training.report.probe.section import Section
+from mxref_training.report.probe.tables import Section
 
 if TYPE_CHECKING:
     from rich.table import Table as Screen
@@ -77,18 +75,18 @@ def ladder_page(results: Results, probe: Section | None = None) -> Page:
         "reference's of the same seed at equal tokens; grey is the distance between runs of the reference with "
         "different seeds. Thin lines are further seeds.",
     )
-    if answers(results):
+    if asked := results.get("contrasts"):
         page.heading("Questions")
-        page.items([f"{one.question} {one.answer}" for one in answers(results)])
+        page.items([f"{one['question']} {one['answer']}" for one in asked])
         page.table(answers_table(results))
     if again := exploratory_table(results):
         page.heading("Exploratory")
         page.text(f"{exploratory_line(results)} {results['rules']['exploratory']}".strip())
         page.table(again)
-    for i, table in enumerate(last_tables(results)):
-        if not i:
-            page.heading("Last checkpoints, evaluated on more")
-        page.text(caption(table, reference))
+    if last := last_tables(results):
+        page.heading("Last checkpoints, evaluated on more")
+    for what, table in last:
+        page.text(what)
         page.table(table)
     if probe:
         page.heading("One step without training noise")

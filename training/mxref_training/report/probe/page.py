@@ -45,12 +45,9 @@ def probe_page(results: Results) -> Page:
         page.heading(title.format(draws=results["draws"], last=last))
         page.figure(svg, caption)
     page.heading("Recipes")
-    columns = [Column("recipe", "Recipe", left=True), Column("digest", "Digest", left=True)]
-    columns += [Column(role, role.capitalize(), left=True) for role in ROLES]
-    found = [
-        (one["label"], one["digest"], *(text for _, text in one["treatment"])) for one in results["recipes"]
-    ]
-    page.table(Table("recipes", columns, found))
+    columns = [Column("recipe", "Recipe", of="label", left=True), Column("digest", "Digest", left=True)]
+    columns += [Column(role.capitalize(), left=True) for role in ROLES]
+    page.table(Table.of("recipes", columns, [one | dict(one["treatment"]) for one in results["recipes"]]))
     page.heading("Provenance")
     page.terms(_provenance(results))
     return page

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mxref.errors import FileFormatError
 from mxref.roles import OPERANDS, GemmRole
-from mxref_training.durable import explained, replace_text
 from mxref_training.probe.layer import Row
-from mxref_training.probe.results import CSV, Results, rows
-from mxref_training.report.table import Column, Table, plain
+from mxref_training.probe.results import JSON, Results, load, rows
+from mxref_training.report.table import Column, Table, middle, plain
+from mxref_training.wording import counted
 
 ROLES = [role.value for role in GemmRole]
 SLOTS = [(role.value, operand.tensor) for role in GemmRole for operand in OPERANDS[role]]
 """Role and tensor of the six operands, in the order of all tables and figures."""
 TENSORS = {"x": "X", "w": "W", "dy": "dY", "dw": "dW"}
-_HEAD = ("moment", "recipe", "layer", "role")
+_PLACE = ("moment", "recipe", "layer", "role")
 
 
 def slot_title(role: str, tensor: str) -> str:
@@ -29,47 +29,40 @@ def slot_title(role: str, tensor: str) -> str:
 
 def summary(results: Results) -> Table:
     """Return for each checkpoint and recipe the medians over the layers."""
-    products, operands = rows(results, "products"), rows(results, "operands")
-    by = "moment", "recipe", "role"
-    snr, bias, cosine = (_medians(products, key, *by) for key in ("snr", "bias", "cosine"))
-    mean = _medians(operands, "dc_noise", *by, "operand")
+    products = rows(results, "products")
+    wgrad_x = [row for row in rows(results, "operands") if (row["role"], row["operand"]) == ("wgrad", "x")]
+
+    def over(found: Sequence[Row], key: str, role: str, scale: float = 1) -> Callable[[Any], float | None]:
+        """Return a function that takes the median of a number over the layers that have it."""
+        values: dict[tuple[str, str], list[float]] = defaultdict(list)
+        for row in found:
+            if row["role"] == role and row.get(key) is not None:
+                values[row["moment"], row["recipe"]].append(scale * row[key])
+        return lambda line: middle(values[line["moment"], line["name"]])
+
     columns = [
         Column("moment", "Checkpoint", left=True, once=True),
-        Column("recipe", "Recipe", left=True),
-        *(Column(f"snr_{role}", f"SNR, dB\n{role.capitalize()}", ".1f") for role in ROLES),
-        *(Column(f"bias_{role}", f"Bias, %\n{role.capitalize()}", "+.2f") for role in ROLES),
-        Column("cosine_wgrad", "Cosine\nof dW", ".4f"),
-        Column("mean_wgrad_x", "Wgrad X: error in\nmeans of groups, %", ".1f"),
+        Column("recipe", "Recipe", of="label", left=True),
+        *(
+            Column(f"snr_{role}", f"SNR, dB\n{role.capitalize()}", ".1f", over(products, "snr", role))
+            for role in ROLES
+        ),
+        *(
+            Column(f"bias_{role}", f"Bias, %\n{role.capitalize()}", "+.2f", over(products, "bias", role, 100))
+            for role in ROLES
+        ),
+        Column("cosine_wgrad", "Cosine\nof dW", ".4f", over(products, "cosine", "wgrad")),
+        Column(
+            "mean_wgrad_x",
+            "Wgrad X: error in\nmeans of groups, %",
+            ".1f",
+            over(wgrad_x, "dc_noise", "wgrad", 100),
+        ),
     ]
-    lines = []
-    for moment in (moment["name"] for moment in results["moments"]):
-        for recipe in results["recipes"]:
-            at = (moment, recipe["name"])
-            lines.append(
-                (
-                    moment,
-                    recipe["label"],
-                    *(snr.get((*at, role)) for role in ROLES),
-                    *(_percent(bias.get((*at, role))) for role in ROLES),
-                    cosine.get((*at, "wgrad")),
-                    _percent(mean.get((*at, "wgrad", "x"))),
-                )
-            )
-    table = Table("probe_summary", columns, lines)
-    return table if len(results["moments"]) > 1 else table.without("moment")
-
-
-def _medians(found: Sequence[Row], key: str, *by: str) -> dict[tuple[Any, ...], float]:
-    """Return the median over the layers of a number, by other columns; rows without the number do not count."""
-    values: dict[tuple[Any, ...], list[float]] = defaultdict(list)
-    for row in found:
-        if row.get(key) is not None:
-            values[tuple(row[name] for name in by)].append(row[key])
-    return {group: median(each) for group, each in values.items()}
-
-
-def _percent(value: float | None) -> float | None:
-    return None if value is None else 100 * value
+    moments = [moment["name"] for moment in results["moments"]]
+    lines = [recipe | {"moment": moment} for moment in moments for recipe in results["recipes"]]
+    table = Table.of("probe_summary", columns, lines)
+    return table if len(moments) > 1 else table.without("moment")
 
 
 def headline(results: Results) -> str:
@@ -78,45 +71,35 @@ def headline(results: Results) -> str:
     Differences are medians over the layers, with their bounds there. Of several checkpoints the last counts.
     """
     last = results["moments"][-1]["name"]
-    by_recipe: dict[str, dict[str, float]] = defaultdict(dict)
+    snr: dict[str, dict[str, float]] = defaultdict(dict)
     for row in rows(results, "products"):
         if (row["moment"], row["role"], row["formats"]) == (last, "wgrad", "mxfp4") and row[
             "snr"
         ] is not None:
-            by_recipe[row["recipe"]][row["layer"]] = row["snr"]
-    labels = {one["name"]: one["label"] for one in results["recipes"] if one["name"] in by_recipe}
+            snr[row["recipe"]][row["layer"]] = row["snr"]
+    labels = {one["name"]: one["label"] for one in results["recipes"] if one["name"] in snr}
     if len(labels) < 2:
         return "Fewer than two recipes have Wgrad in MXFP4: there is nothing to rank."
     first, *others = labels
     apart = {
-        name: [
-            snr - by_recipe[first][layer]
-            for layer, snr in by_recipe[name].items()
-            if layer in by_recipe[first]
-        ]
+        labels[name]: [snr[name][layer] - snr[first][layer] for layer in snr[name] if layer in snr[first]]
         for name in others
     }
-    ranked = sorted((name for name in others if apart[name]), key=lambda name: median(apart[name]))
+    ranked = sorted((label for label in apart if apart[label]), key=lambda label: median(apart[label]))
     if not ranked:
         return (
             f"No other recipe has Wgrad in MXFP4 in the layers of {labels[first]}: there is nothing to rank."
         )
-    best, worst = ranked[-1], ranked[0]
-    adds = (
-        f"{labels[best]} adds {_decibels(apart[best])}"
-        if median(apart[best]) > 0
-        else "no recipe adds anything"
-    )
-    removes = (
-        f"{labels[worst]} removes {_decibels([-value for value in apart[worst]])}"
-        if median(apart[worst]) < 0
-        else "no recipe removes anything"
-    )
-    layers = len(apart[best])
+    worst, best = ranked[0], ranked[-1]
+    adds, removes = "no recipe adds anything", "no recipe removes anything"
+    if median(apart[best]) > 0:
+        adds = f"{best} adds {_decibels(apart[best])}"
+    if median(apart[worst]) < 0:
+        removes = f"{worst} removes {_decibels([-value for value in apart[worst]])}"
     return (
-        f"In dW, against {labels[first]} ({median(by_recipe[first].values()):.1f} dB), {adds}, and {removes}: medians "
-        f"and bounds over {layers} layer{'s' * (layers != 1)}, for {len(labels)} recipes with Wgrad in MXFP4. No "
-        "training noise enters this comparison; whether such an error changes a loss, it does not say."
+        f"In dW, against {labels[first]} ({median(snr[first].values()):.1f} dB), {adds}, and {removes}: medians and "
+        f"bounds over {counted(len(apart[best]), 'layer')}, for {len(labels)} recipes with Wgrad in MXFP4. No training "
+        "noise enters this comparison; whether such an error changes a loss, it does not say."
     )
 
 
@@ -127,28 +110,45 @@ def _decibels(values: Sequence[float]) -> str:
 
 def all_rows(results: Results) -> Table:
     """Return a row for each checkpoint, recipe, layer and GEMM, with the numbers of both operands."""
-    operands: dict[tuple[Any, ...], dict[str, Row]] = defaultdict(dict)
-    for row in rows(results, "operands"):
-        operands[tuple(row[key] for key in _HEAD)][row["operand"]] = row
-    drawn = {tuple(row[key] for key in _HEAD): row for row in rows(results, "variances")}
+
+    def place(row: Row) -> tuple[Any, ...]:
+        return tuple(row[key] for key in _PLACE)
+
+    operands = {(*place(row), row["operand"]): row for row in rows(results, "operands")}
+    drawn = {place(row): row for row in rows(results, "variances")}
     digests = {recipe["name"]: recipe["digest"] for recipe in results["recipes"]}
     steps = {moment["name"]: moment["step"] for moment in results["moments"]}
     found: list[Row] = []
     for row in rows(results, "products"):
-        place = tuple(row[key] for key in _HEAD)
         wide: Row = {"step": steps[row["moment"]], "digest": digests[row["recipe"]]} | row
-        for which, operand in enumerate(OPERANDS[GemmRole(row["role"])]):
-            own = operands[place][operand.tensor]
-            wide |= {f"{'ab'[which]}_{key}": value for key, value in own.items() if key not in _HEAD}
-        wide |= {key: value for key, value in drawn.get(place, {}).items() if key not in _HEAD}
-        found.append(wide)
-    keys = list(dict.fromkeys(key for row in found for key in row))
-    return plain("probe", keys, [[row.get(key) for key in keys] for row in found])
+        for side, operand in zip("ab", OPERANDS[GemmRole(row["role"])], strict=True):
+            own = operands[*place(row), operand.tensor]
+            wide |= {f"{side}_{key}": value for key, value in own.items() if key not in _PLACE}
+        found.append(wide | drawn.get(place(row), {}))
+    keys = dict.fromkeys(key for row in found for key in row)
+    return plain("probe", " ".join(keys), found)
 
 
-def write_csv(results: Results, folder: Path) -> Path:
-    """Write `probe.csv`; FileFormatError if it cannot be written."""
-    path = folder / CSV
-    with explained(FileFormatError, f"write {path}", "free some space, or choose another --out"):
-        replace_text(path, all_rows(results).csv())
-    return path
+@dataclass(frozen=True)
+class Section:
+    """What the report of a ladder shows of a probe in the ladder's folder."""
+
+    headline: str
+    lead: str
+    table: Table
+
+
+def section(folder: Path) -> Section | None:
+    """Return the section of a ladder's folder; None where nothing was probed.
+
+    Raises:
+        FileFormatError: the results of the probe are damaged.
+    """
+    if not (folder / JSON).exists():
+        return None
+    results = load(folder)
+    lead = (
+        f"At {results['moments'][-1]['name']} of the reference, {results['batch']['name']} gave X, W and dY of every "
+        "layer, and each recipe's GEMMs ran on them. Short runs cannot tell the recipes apart; this step can."
+    )
+    return Section(headline(results), lead, summary(results))

@@ -40,8 +40,7 @@ def signs(runs: Sequence[Run]) -> list[str]:
     """Return sentences about unusual values in the last measured steps."""
     found = []
     for run in runs:
-        step = run.measured[-1] if run.measured else None
-        now = [line for line in run.operands if line["step"] == step]
+        now = run.latest
         who = f"{run.name}: " if len(runs) > 1 else ""
         for key, limit, says in _LIMITS:
             beyond = [line for line in now if line[key] is not None and abs(line[key]) > limit]
@@ -52,8 +51,8 @@ def signs(runs: Sequence[Run]) -> list[str]:
                 found.append(
                     f"{who}{says.format(worst[key] * (100 if key == 'bias' else 1))} in {where}{more}."
                 )
-        aligned = [x for x in run.gradients if x["step"] == step and x["cosine"] is not None]
-        low = [x for x in aligned if x["cosine"] < _COSINE]
+        step = tables.last(run.operands, "step")
+        low = [x for x in run.gradients if x["step"] == step and (x["cosine"] or 1.0) < _COSINE]
         if low:
             worst = min(low, key=lambda x: x["cosine"])
             more = f", and {len(low) - 1} more layers" if len(low) > 1 else ""

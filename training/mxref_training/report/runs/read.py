@@ -48,6 +48,11 @@ class Run:
         return sorted({line["step"] for line in self.operands})
 
     @property
+    def latest(self) -> list[Line]:
+        """The lines about operands of the last measured step."""
+        return [line for line in self.operands if line["step"] == self.measured[-1]]
+
+    @property
     def step_tokens(self) -> int:
         """Tokens of an optimizer step."""
         run = self.config["run"]
@@ -118,12 +123,3 @@ def _record(folder: Path) -> dict[str, Any]:
             "name the --out of an `mxref train` or `mxref ablate`"
         )
     return record
-
-
-OPERAND_NUMBERS = (
-    "elements", "nonzero", "clipped", "zeroed", "snr", "bias", "scale_min", "scale_max", "scale_low", "scale_high",
-    "nonfinite",
-)  # fmt: skip
-"""Keys of a line about an operand, after those that name it."""
-GRADIENT_NUMBERS = ("cosine", "norm_ratio")
-"""The same of a line about a gradient."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from statistics import median
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mxref.recipe import Recipe
@@ -12,15 +11,18 @@ from mxref.recipe_plan import RecipePlan
 from mxref.roles import GemmRole
 from mxref.tomlio import to_table
 from mxref_training.report.probe.tables import SLOTS, slot_title
-from mxref_training.report.runs.read import GRADIENT_NUMBERS, OPERAND_NUMBERS, Line, Run
-from mxref_training.report.table import Column, Table, plain
+from mxref_training.report.runs.read import Line, Run
+from mxref_training.report.table import Column, Table, middle, plain
 from mxref_training.treatment import describe
+
+_RUN = Column("run", "Run", left=True)
+_STEP = Column("step", "Step")
 
 
 def overview(runs: Sequence[Run]) -> Table:
     """Return the result of each run, one row for each."""
     columns = [
-        Column("run", "Run", left=True),
+        _RUN,
         Column("recipe_digest", "Recipe", left=True),
         Column("backend", "Backend", left=True),
         Column("steps", "Steps"),
@@ -34,29 +36,28 @@ def overview(runs: Sequence[Run]) -> Table:
         Column("widened", "Widened\nsteps"),
         Column("telemetry_steps", "Measured\nsteps"),
     ]
-    rows = []
     first = final_loss(runs[0])
+    rows = []
     for run in runs:
-        losses = [line["val_loss"] for line in run.evaluations if line["val_loss"] is not None]
         own = final_loss(run)
         rows.append(
-            (
-                run.name,
-                run.record.get("recipe_digest"),
-                run.record.get("backend"),
-                last(run.steps, "step"),
-                last(run.steps, "tokens"),
-                last(run.steps, "loss"),
-                own,
-                None if own is None or first is None or run is runs[0] else own - first,
-                min(losses, default=None),
-                rate(run),
-                sum("skipped" in line for line in run.steps),
-                sum("widened" in line for line in run.steps),
-                len(run.measured),
-            )
+            {
+                "run": run.name,
+                "recipe_digest": run.record.get("recipe_digest"),
+                "backend": run.record.get("backend"),
+                "steps": last(run.steps, "step"),
+                "tokens": last(run.steps, "tokens"),
+                "train_loss": last(run.steps, "loss"),
+                "val_loss": own,
+                "val_difference": None if own is None or first is None or run is runs[0] else own - first,
+                "best_val_loss": min(_known(run.evaluations, "val_loss"), default=None),
+                "tokens_per_second": rate(run),
+                "skipped": sum("skipped" in line for line in run.steps),
+                "widened": sum("widened" in line for line in run.steps),
+                "telemetry_steps": len(run.measured),
+            }
         )
-    return Table("runs", columns, rows)
+    return Table.of("runs", columns, rows)
 
 
 def final_loss(run: Run) -> float | None:
@@ -72,177 +73,106 @@ def last(lines: Sequence[Line], key: str) -> Any:
 
 def rate(run: Run) -> float | None:
     """Return the median of the tokens per second, which a slow first step does not move."""
-    rates = [line["tokens_per_second"] for line in run.timing if line.get("tokens_per_second")]
-    return median(rates) if rates else None
+    return middle(line.get("tokens_per_second") or None for line in run.timing)
 
 
 def recipes(runs: Sequence[Run]) -> Table:
     """Return the treatment of the three GEMMs of each run."""
     columns = [
-        Column("run", "Run", left=True),
+        _RUN,
         Column("recipe_digest", "Digest", left=True),
         *(Column(role.value, role.value.capitalize(), left=True) for role in GemmRole),
         Column("gemm", "Profile", left=True),
         Column("keep_bf16", "In BF16", left=True),
     ]
     rows = [
-        (
-            run.name,
-            run.record.get("recipe_digest"),
-            *(text for _, text in describe(run.recipe)),
-            str(run.recipe.gemm.value),
-            ", ".join(run.recipe.keep_bf16),
-        )
+        {"run": run.name, "recipe_digest": run.record.get("recipe_digest")}
+        | {role.lower(): text for role, text in describe(run.recipe)}
+        | {"gemm": str(run.recipe.gemm.value), "keep_bf16": ", ".join(run.recipe.keep_bf16)}
         for run in runs
     ]
-    return Table("recipes", columns, rows)
+    return Table.of("recipes", columns, rows)
 
 
 def census(runs: Sequence[Run]) -> Table:
     """Return the GEMMs that ran in each run's last measured step."""
     rows = [
-        (run.name, run.censuses[-1]["step"], gemm, count)
+        {"run": run.name, "step": run.censuses[-1]["step"], "gemm": gemm, "count": count}
         for run in runs
         if run.censuses
         for gemm, count in run.censuses[-1]["census"].items()
     ]
-    columns = [Column("run", "Run", left=True), Column("step", "Step"), Column("gemm", "GEMM", left=True)]
-    return Table("census", [*columns, Column("count", "Ran")], rows)
-
-
-def curves(runs: Sequence[Run]) -> list[Table]:
-    """Return the validation curve and the training steps of all runs, one row for each point."""
-    seconds = {run.name: {line["step"]: line for line in run.timing} for run in runs}
-    evaluations = [
-        (run.name, line["step"], line["tokens"], line["val_loss"], line.get("val_perplexity"))
-        for run in runs
-        for line in run.evaluations
-    ]
-    steps = [
-        (
-            run.name,
-            *(line.get(key) for key in ("step", "tokens", "loss", "lr", "grad_norm")),
-            seconds[run.name].get(line["step"], {}).get("seconds"),
-            seconds[run.name].get(line["step"], {}).get("tokens_per_second"),
-            line.get("skipped", ""),
-            line.get("widened", False),
-            line.get("phase", ""),
-        )
-        for run in runs
-        for line in run.steps
-    ]
-    keys = (
-        "step",
-        "tokens",
-        "loss",
-        "lr",
-        "grad_norm",
-        "seconds",
-        "tokens_per_second",
-        "skipped",
-        "widened",
-        "phase",
-    )
-    return [
-        plain("validation", ("run", "step", "tokens", "val_loss", "val_perplexity"), evaluations),
-        plain("training", ("run", *keys), steps),
-    ]
-
-
-def telemetry(runs: Sequence[Run]) -> list[Table]:
-    """Return all lines of telemetry: of operands, and of gradients."""
-    head = ("step", "layer", "role", "operand", "format")
-    found = []
-    for name, numbers, lines in (
-        ("telemetry", OPERAND_NUMBERS, {run.name: run.operands for run in runs}),
-        ("gradients", GRADIENT_NUMBERS, {run.name: run.gradients for run in runs}),
-    ):
-        rows = [
-            (run, *(line[key] for key in (*head, *numbers))) for run, all_ in lines.items() for line in all_
-        ]
-        found.append(plain(name, ("run", *head, *numbers), rows))
-    return found
+    columns = [_RUN, _STEP, Column("gemm", "GEMM", left=True), Column("count", "Ran")]
+    return Table.of("census", columns, rows)
 
 
 def summary(runs: Sequence[Run]) -> Table:
     """Return for each operand the middle and the worst layer in each run's last measured step."""
     columns = [
-        Column("run", "Run", left=True),
-        Column("step", "Step"),
+        _RUN,
+        _STEP,
         Column("operand", "Operand", left=True),
         Column("format", "Format", left=True),
-        Column("snr_median", "SNR, dB\nmedian", ".1f"),
-        Column("snr_worst", "lowest", ".1f"),
-        Column("snr_layer", "in", left=True),
-        Column("clipped_median", "Clipped, %\nmedian", ".3f"),
-        Column("clipped_worst", "highest", ".3f"),
-        Column("zeroed_median", "Zeroed, %\nmedian", ".2f"),
-        Column("zeroed_worst", "highest", ".2f"),
-        Column("bias_median", "Bias, %\nmedian", "+.2f"),
-        Column("bias_worst", "largest", "+.2f"),
-        Column("scale_min", "Scales\nlowest", ".4g"),
-        Column("scale_max", "highest", ".4g"),
+        Column("snr_median", "SNR, dB\nmedian", ".1f", _over("snr", middle)),
+        Column("snr_worst", "lowest", ".1f", _over("snr", min)),
+        Column("snr_layer", "in", left=True, of=lambda row: _lowest(row["lines"])),
+        Column("clipped_median", "Clipped, %\nmedian", ".3f", _over("clipped", middle)),
+        Column("clipped_worst", "highest", ".3f", _over("clipped", max)),
+        Column("zeroed_median", "Zeroed, %\nmedian", ".2f", _over("zeroed", middle)),
+        Column("zeroed_worst", "highest", ".2f", _over("zeroed", max)),
+        Column("bias_median", "Bias, %\nmedian", "+.2f", _over("bias", middle, 100)),
+        Column("bias_worst", "largest", "+.2f", _over("bias", lambda values: max(values, key=abs), 100)),
+        Column("scale_min", "Scales\nlowest", ".4g", _over("scale_min", min)),
+        Column("scale_max", "highest", ".4g", _over("scale_max", max)),
     ]
     rows = []
-    for run in runs:
-        step = run.measured[-1] if run.measured else None
-        now = [line for line in run.operands if line["step"] == step]
-        by_slot = {slot: [x for x in now if (x["role"], x["operand"]) == slot] for slot in SLOTS}
-        rows += [
-            (run.name, step, slot_title(*slot), lines[0]["format"], *_middle_and_worst(lines))
-            for slot, lines in by_slot.items()
-            if lines
-        ]
-    order = [slot_title(*slot) for slot in SLOTS]
-    rows.sort(key=lambda row: order.index(row[2]))  # rows of one operand stand together for all runs
-    return Table("telemetry_summary", columns, rows)
+    for role, operand in SLOTS:  # rows of one operand stand together for all runs
+        for run in runs:
+            now = [line for line in run.latest if (line["role"], line["operand"]) == (role, operand)]
+            if now:
+                own = {"run": run.name, "operand": slot_title(role, operand), "lines": now}
+                rows.append(now[0] | own)
+    return Table.of("telemetry_summary", columns, rows)
 
 
-def _middle_and_worst(lines: Sequence[Line]) -> tuple[Any, ...]:
-    def values(key: str) -> list[float]:
-        return [line[key] for line in lines if line[key] is not None]
+def _over(key: str, of: Callable[[list[float]], Any], scale: float = 1) -> Callable[[Any], Any]:
+    """Return a function that takes a number over the layers of a row, where one of them has it."""
 
-    snr = [(line["snr"], line["layer"]) for line in lines if line["snr"] is not None]
-    low = min(snr, default=(None, ""))
-    bias = [100 * value for value in values("bias")]
-    return (
-        _median(values("snr")),
-        *low,
-        _median(values("clipped")),
-        max(values("clipped"), default=None),
-        _median(values("zeroed")),
-        max(values("zeroed"), default=None),
-        _median(bias),
-        max(bias, key=abs, default=None),
-        min(values("scale_min"), default=None),
-        max(values("scale_max"), default=None),
-    )
+    def value(row: dict[str, Any]) -> Any:
+        values = [scale * value for value in _known(row["lines"], key)]
+        return of(values) if values else None
+
+    return value
 
 
-def _median(values: Sequence[float]) -> float | None:
-    return median(values) if values else None
+def _lowest(lines: Sequence[Line]) -> str:
+    return min(((line["snr"], line["layer"]) for line in lines if line["snr"] is not None), default=(0, ""))[
+        1
+    ]
+
+
+def _known(lines: Sequence[Line], key: str) -> list[float]:
+    return [line[key] for line in lines if line.get(key) is not None]
 
 
 def alignment(runs: Sequence[Run], rows: int = 5) -> Table:
     """Return each run's median cosine in its last measured step, and the layers below all others."""
     columns = [
-        Column("run", "Run", left=True),
-        Column("step", "Step"),
+        _RUN,
+        _STEP,
         Column("layer", "Layer", left=True),
         Column("cosine", "Cosine of dW", ".4f"),
         Column("norm_ratio", "Norm ratio", ".4f"),
     ]
-    found: list[tuple[Any, ...]] = []
+    found: list[Line] = []
     for run in runs:
         step = last(run.gradients, "step")
-        now = [x for x in run.gradients if x["step"] == step and x["cosine"] is not None]
+        now = [x | {"run": run.name} for x in run.gradients if x["step"] == step and x["cosine"] is not None]
         if now:
-            middle = _median([x["cosine"] for x in now])
-            ratio = _median([x["norm_ratio"] for x in now if x["norm_ratio"] is not None])
-            found.append((run.name, step, "median of all", middle, ratio))
-        worst = sorted(now, key=lambda x: x["cosine"])[:rows]
-        found += [(run.name, step, x["layer"], x["cosine"], x["norm_ratio"]) for x in worst]
-    return Table("alignment", columns, found)
+            typical = {key: middle(line[key] for line in now) for key in ("cosine", "norm_ratio")}
+            found += [now[0] | {"layer": "median of all"} | typical]
+        found += sorted(now, key=lambda x: x["cosine"])[:rows]
+    return Table.of("alignment", columns, found)
 
 
 def settings(runs: Sequence[Run]) -> list[Table]:
@@ -256,16 +186,15 @@ def settings(runs: Sequence[Run]) -> list[Table]:
         flat = [_flat(table) for table in tables]
         keys = list(dict.fromkeys(key for each in flat for key in each))
         rows = [(key, *(each.get(key) for each in flat)) for key in keys]
-        columns = [Column("key", "Key", left=True), *(Column(run.name, run.name, left=True) for run in runs)]
+        columns = [Column("key", "Key", left=True), *(Column(run.name, left=True) for run in runs)]
         found.append(Table(name, columns, rows))
     return found
 
 
 def differing(table: Table) -> Table:
     """Return the rows whose values differ between the runs."""
-    return Table(
-        f"{table.name}_differences", table.columns, [row for row in table.rows if len(set(row[1:])) > 1]
-    )
+    rows = [row for row in table.rows if len(set(row[1:])) > 1]
+    return Table(f"{table.name}_differences", table.columns, rows)
 
 
 def _recipe(recipe: Recipe) -> dict[str, Any]:
@@ -298,14 +227,34 @@ def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def all_tables(runs: Sequence[Run]) -> list[Table]:
-    """Return every table of a report, as `--csv` writes them."""
+    """Return every table of a report, as `--csv` writes them: also each point of the curves and line of telemetry."""
+    seconds = {(run.name, line["step"]): line for run in runs for line in run.timing}
+    lines = {
+        kind: [
+            {"widened": False} | seconds.get((run.name, line["step"]), {}) | line | {"run": run.name}
+            for run in runs
+            for line in getattr(run, kind)
+        ]
+        for kind in ("steps", "evaluations", "operands", "gradients")
+    }
+    where = "run step layer role operand format"
     return [
         overview(runs),
         recipes(runs),
         census(runs),
-        *curves(runs),
+        plain("validation", "run step tokens val_loss val_perplexity", lines["evaluations"]),
+        plain(
+            "training",
+            "run step tokens loss lr grad_norm seconds tokens_per_second skipped widened phase",
+            lines["steps"],
+        ),
         summary(runs),
         alignment(runs, rows=1 << 30),
-        *telemetry(runs),
+        plain(
+            "telemetry",
+            f"{where} elements nonzero clipped zeroed snr bias scale_min scale_max scale_low scale_high nonfinite",
+            lines["operands"],
+        ),
+        plain("gradients", f"{where} cosine norm_ratio", lines["gradients"]),
         *settings(runs),
     ]
