@@ -13,9 +13,8 @@ from mxref_torch.checks.measuring import telemetry
 from mxref_torch.checks.recording import record
 from mxref_torch.checks.shadowing import shadow
 from mxref_torch.checks.stochastic import check_stochastic_rounding
-from mxref_torch.conversion.convert import convert
+from mxref_torch.conversion.convert import convert, recipe, weights_held
 from mxref_torch.conversion.handle import Handle
-from mxref_torch.conversion.region import recipe, weights_held
 from mxref_torch.errors import LayerError, ShadowError, StepError
 from mxref_torch.layer.linear import MXLinear, sole_uses
 from mxref_torch.optimizer_step import advance, restart

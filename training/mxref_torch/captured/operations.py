@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mxref_torch.conversion.region import weights_held
+from mxref_torch.conversion.convert import weights_held
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.fp8 import Fp8Scales, advance_scales
 from mxref_torch.layer.linear import converted, sole_uses

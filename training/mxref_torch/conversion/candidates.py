@@ -1,17 +1,28 @@
-"""Which linear layers of a model are converted, and whether each can be."""
+"""Which linear layers of a model are converted, whether each can be, and how much of the model they are.
+
+The share of a model that a recipe reaches is counted in the matrices of its blocks. A block is what a number in a name
+tells apart, as in `layers.3.mlp.up.weight`; a model without numbers is one block. A matrix is a Parameter with two or
+more dimensions longer than 1. The tables of nn.Embedding and biases are none, because no GEMM reads them. Experts,
+convolutions and position tables are matrices: nothing tells what a module does with them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from mxref.formats import BlockShape
+from mxref.recipe import Recipe
+from mxref.roles import OPERANDS, GemmRole
+from mxref_torch import operators
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear
-from mxref_torch.names import named_modules, plain_class
+from mxref_torch.names import named_linears, named_modules, named_parameters, plain_class, some, widths
 
 Filter = Callable[[nn.Module, str], bool] | Sequence[str] | str | None
 """A function of a linear module and its name, a glob over names, a list of globs, or None for all layers."""
@@ -116,3 +127,71 @@ def _check_linear(name: str, linear: nn.Module) -> None:
             f"{name} is a {type(linear).__name__} with a forward of its own, which would no longer run; replace it "
             "by an nn.Linear, or by a module that holds one"
         )
+
+
+_CONTRACTION = {GemmRole.FPROP: "in_features", GemmRole.DGRAD: "out_features"}
+"""The layer's width over which a GEMM contracts; Wgrad contracts over tokens."""
+_WIDTHS = {"w": ("in_features", "out_features"), "x": ("in_features",), "dy": ("out_features",)}
+"""The layer's widths that a tensor has."""
+
+
+def check_widths(name: str, linear: nn.Linear, recipe: Recipe) -> None:
+    """Raise LayerError unless the layer's widths hold whole blocks."""
+    own = dict(zip(("out_features", "in_features"), widths(linear), strict=True))
+    for role in GemmRole:
+        if recipe.kind(role) != "block":
+            continue
+        for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
+            k = operators.block_format(spec).k
+            tiled = _WIDTHS[operand.tensor] if spec.block is BlockShape.TILE else ()
+            needs = dict.fromkeys(tiled, k)
+            if role in _CONTRACTION:
+                needs[_CONTRACTION[role]] = operators.block_unit(spec)
+            for axis, multiple in needs.items():
+                if own[axis] % multiple:
+                    raise LayerError(
+                        f"{name}: {axis} = {own[axis]} is not a multiple of {multiple}, which {role.value} needs "
+                        f"(k = {k}, Hadamard size {spec.hadamard or 'none'}, block {spec.block.value}); "
+                        f"add {name!r} to keep_bf16 or change the width"
+                    )
+
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+def starred(name: str) -> str:
+    """Return a name with a star for each number in it."""
+    return _NUMBER.sub("*", name)
+
+
+def grouped(names: Iterable[str]) -> str:
+    """Return names in a line; those that differ in numbers alone are one, with how many they are."""
+    rows: dict[str, list[str]] = {}
+    for name in names:
+        rows.setdefault(starred(name), []).append(name)
+    return some([f"{row} (x{len(alike)})" if len(alike) > 1 else alike[0] for row, alike in rows.items()])
+
+
+class Coverage:
+    """The matrices of a model's blocks, as the model is now."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.linears = named_linears(model)
+        modules, found = dict(named_modules(model)), {}
+        for name, parameter in named_parameters(model):
+            is_matrix = sum(size > 1 for size in parameter.shape) >= 2 and not name.endswith("bias")
+            if is_matrix and not isinstance(modules[name.rpartition(".")[0]], nn.Embedding | nn.EmbeddingBag):
+                found[name] = parameter.numel()
+        self.sizes = {name: size for name, size in found.items() if _NUMBER.search(name)} or found
+        """Elements of each matrix, by the name of its Parameter."""
+        self._layers = {f"{name}.weight".lstrip("."): name for name in self.linears}
+
+    @property
+    def others(self) -> list[str]:
+        """Names of the matrices that no linear layer holds, which `convert` therefore cannot reach."""
+        return [name for name in self.sizes if name not in self._layers]
+
+    def share(self, layers: Collection[str]) -> float:
+        """Return the share of all elements, in per cent, that is in the weights of these linear layers."""
+        within = sum(size for name, size in self.sizes.items() if self._layers.get(name) in layers)
+        return 100 * within / max(1, sum(self.sizes.values()))

@@ -1,9 +1,14 @@
-"""Convert a model: its linear layers are replaced by ones that compute by a recipe."""
+"""Convert a model: its linear layers are replaced by ones that compute by a recipe; and regions of another recipe.
+
+`convert`, `recipe` and `weights_held` are doors for users. All that can be wrong with a model, a recipe and a backend
+is checked here, before a layer is touched; a layer checks its inputs alone.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +18,25 @@ from torch import nn
 from mxref.backend import Backend
 from mxref.discovery import choose, get_backend
 from mxref.errors import BackendError, UnsupportedError
-from mxref.formats import BlockShape
 from mxref.placement import Placement
 from mxref.recipe import BF16_RECIPE, OperandSource, Recipe
 from mxref.recipe_files import load_recipe
 from mxref.roles import OPERANDS, GemmRole
 from mxref.steps.random import Stream
 from mxref_torch import operators
-from mxref_torch.conversion.candidates import Filter, check_replaceable, check_sole_readers, chosen_linears
-from mxref_torch.conversion.coverage import Coverage, grouped, quantizes
+from mxref_torch.conversion.candidates import (
+    Coverage,
+    Filter,
+    check_replaceable,
+    check_sole_readers,
+    check_widths,
+    chosen_linears,
+    grouped,
+)
 from mxref_torch.conversion.handle import Handle, keep_plain
 from mxref_torch.errors import LayerError
-from mxref_torch.layer.linear import MXLinear
-from mxref_torch.names import named_linears, replace_modules, widths
+from mxref_torch.layer.linear import MXLinear, converted
+from mxref_torch.names import is_sharded, model_of, named_linears, replace_modules
 from mxref_torch.optimizer_step import check_master_weights
 from mxref_torch.step_context import RecipeSchedule, StepContext, recipe_by_layer
 
@@ -93,15 +104,11 @@ def convert(
     check_master_weights(model, chosen.values())
     check_replaceable(model, chosen)
     schedule = RecipeSchedule(recipe, linears, steps)
-    for treatment in recipe.treatments():
-        require_supported(backend, treatment, seed)
-    lows: set[str] = set()
+    _check_fit(schedule.recipes, recipe, chosen, backend, seed)
     for recipes in schedule.recipes:
-        for name, linear in chosen.items():
-            _check_layer(name, linear, recipes[name])
         check_sole_readers(model, chosen, {name for name in chosen if recipes[name] is not BF16_RECIPE})
-        lows |= {name for name in chosen if quantizes(recipes[name])}
-    _report_coverage(Coverage(model), recipe, lows, filter_fn is not None, stacklevel=3)
+    low = {name for name in chosen if _quantizes(recipes[name] for recipes in schedule.recipes)}
+    _report_coverage(Coverage(model), recipe, low, filter_fn is not None)
     context = StepContext(backend, seed, schedule=schedule)
     replacements: dict[nn.Module, MXLinear] = {}
     for index, (name, linear) in enumerate(linears.items()):
@@ -113,16 +120,19 @@ def convert(
     return Handle(model)
 
 
-def _report_coverage(
-    coverage: Coverage, recipe: Recipe, low: Collection[str], filtered: bool, stacklevel: int
-) -> None:
+def _quantizes(recipes: Iterable[Recipe]) -> bool:
+    """Return whether a GEMM of one of these recipes has an operand of low precision."""
+    return any(recipe.kind(role) != "bf16" for recipe in recipes for role in GemmRole)
+
+
+def _report_coverage(coverage: Coverage, recipe: Recipe, low: Collection[str], filtered: bool) -> None:
     """Warn of matrices that are in no linear layer; LayerError if a recipe would quantize no matrix of the blocks.
 
     `low` are the chosen layers that have a low precision at some step. If a filter chose them (`filtered`), they need
     not be in a block.
     """
     share, others = coverage.share(low), coverage.others
-    if quantizes(*recipe.treatments()) and not (low if filtered else share or not coverage.sizes):
+    if _quantizes(recipe.treatments()) and not (low if filtered else share or not coverage.sizes):
         reasons = [f"{grouped(others)}: in no nn.Linear"] if others else []
         kept = [name for name in coverage.linears if name not in low]
         reasons += [f"{grouped(kept)}: kept in BF16 by the recipe, or left out by filter_fn"] if kept else []
@@ -134,7 +144,7 @@ def _report_coverage(
         warnings.warn(
             f"the recipe quantizes {share:.1f} % of the weights in the matrices of the model's blocks. These "
             f"parameters are in no nn.Linear and stay in their own precision: {grouped(others)}",
-            stacklevel=stacklevel,
+            stacklevel=3,  # of the caller of `convert`
         )
 
 
@@ -153,12 +163,29 @@ def recipe_of_layers(
             f"a recipe with a schedule has {len(spans)} phases, and a region has one recipe; give one without a "
             "schedule"
         )
+    recipes = recipe_by_layer(spans[0].recipe, linears)
+    _check_fit((recipes,), recipe, linears, backend, seed)
+    return recipes
+
+
+def _check_fit(
+    phases: Iterable[Mapping[str, Recipe]],
+    recipe: Recipe,
+    linears: Mapping[str, nn.Linear],
+    backend: Backend,
+    seed: int,
+) -> None:
+    """Check that a backend computes a recipe, and that layers have the widths that it needs in each phase.
+
+    Raises:
+        UnsupportedError: the recipe asks for what the backend does not declare.
+        LayerError: a width that blocks do not divide.
+    """
     for treatment in recipe.treatments():
         require_supported(backend, treatment, seed)
-    recipes = recipe_by_layer(spans[0].recipe, linears)
-    for name, linear in linears.items():
-        _check_layer(name, linear, recipes[name])
-    return recipes
+    for recipes in phases:
+        for name, linear in linears.items():
+            check_widths(name, linear, recipes[name])
 
 
 def _device(linears: Iterable[nn.Linear]) -> str:
@@ -199,28 +226,55 @@ def require_supported(backend: Backend, recipe: Recipe, seed: int = 0) -> None:
             backend.plan(source, spec, axis=operand.axis, placement=placement)
 
 
-_CONTRACTION = {GemmRole.FPROP: "in_features", GemmRole.DGRAD: "out_features"}
-"""The layer's width over which a GEMM contracts; Wgrad contracts over tokens."""
-_WIDTHS = {"w": ("in_features", "out_features"), "x": ("in_features",), "dy": ("out_features",)}
-"""The layer's widths that a tensor has."""
+@contextmanager
+def recipe(recipe: Recipe | str | Path, model: nn.Module | Handle) -> Iterator[None]:
+    """Let all converted layers of a model compute by another recipe within a `with` statement.
+
+    A forward pass within the region uses the recipe, and so does its backward pass, wherever it runs: wrap the
+    forward pass alone, or both. With activation checkpointing, wrap both: a recomputation outside is refused.
+    `use_reentrant=True` hides such a recomputation. `keep_bf16` and `layers` of this recipe apply inside the region.
+    Regions may be nested. The history of FP8's scales is kept. Leave the region before the model's recipe enters
+    another phase.
+
+    Args:
+        recipe: a recipe, the name of a shipped recipe, or a file.
+        model: a converted model, or its handle.
+
+    Raises:
+        LayerError: a model that is not converted, a recipe with a schedule, or a width that blocks do not divide.
+        UnsupportedError: the recipe asks for what the backend of the layers does not declare.
+    """
+    handle = model if isinstance(model, Handle) else Handle(model)
+    layers = converted(handle.model)
+    recipes = recipe_of_layers(layers, load_recipe(recipe), handle.context.backend, handle.context.seed)
+    before = {name: (layer.recipe, layer.in_region) for name, layer in layers.items()}
+    for name, layer in layers.items():
+        layer.switch(recipes[name], in_region=True)
+    try:
+        yield
+    finally:
+        for name, layer in layers.items():
+            layer.switch(*before[name])
 
 
-def _check_layer(name: str, linear: nn.Linear, recipe: Recipe) -> None:
-    """Raise LayerError unless the layer's widths hold whole blocks."""
-    own = dict(zip(("out_features", "in_features"), widths(linear), strict=True))
-    for role in GemmRole:
-        if recipe.kind(role) != "block":
-            continue
-        for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
-            k = operators.block_format(spec).k
-            tiled = _WIDTHS[operand.tensor] if spec.block is BlockShape.TILE else ()
-            needs = dict.fromkeys(tiled, k)
-            if role in _CONTRACTION:
-                needs[_CONTRACTION[role]] = operators.block_unit(spec)
-            for axis, multiple in needs.items():
-                if own[axis] % multiple:
-                    raise LayerError(
-                        f"{name}: {axis} = {own[axis]} is not a multiple of {multiple}, which {role.value} needs "
-                        f"(k = {k}, Hadamard size {spec.hadamard or 'none'}, block {spec.block.value}); "
-                        f"add {name!r} to keep_bf16 or change the width"
-                    )
+@contextmanager
+def weights_held(model: nn.Module | Handle) -> Iterator[None]:
+    """Quantize each weight once, on entry, for all passes of training within a `with` statement.
+
+    Wrap the micro-batches of one optimizer step, without the optimizer's own step. Outside, a layer quantizes its
+    weight anew in each forward and each backward pass. The bits are the same, unless somebody writes a weight within
+    the statement: passes of training compute with the weight of the entry. Forward passes without a gradient never
+    use what is held. It ends early with `advance`, `restart` and `load_state_dict`. A layer whose weight is sharded,
+    split or BF16 holds nothing.
+
+    Args:
+        model: a converted model, or its handle.
+    """
+    module = model_of(model)
+    layers = () if is_sharded(module) else converted(module).values()
+    held = [gemm for layer in layers for gemm in layer.hold_weight()]
+    try:
+        yield
+    finally:
+        for gemm in held:
+            gemm.held = None

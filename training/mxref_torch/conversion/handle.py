@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from mxref.recipe import Recipe
 from mxref.roles import GemmRole
 from mxref_torch import operators
-from mxref_torch.conversion.coverage import Coverage, grouped, starred
+from mxref_torch.conversion.candidates import Coverage, grouped, starred
 from mxref_torch.conversion.following import Follower, check_optimizers
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear, converted
