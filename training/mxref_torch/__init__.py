@@ -10,9 +10,8 @@ from mxref_torch.captured.step import CapturedStep
 from mxref_torch.checks.census import check_census, expected_census
 from mxref_torch.checks.finite import find_nonfinite
 from mxref_torch.checks.measuring import telemetry
-from mxref_torch.checks.recording import record
-from mxref_torch.checks.shadowing import shadow
 from mxref_torch.checks.stochastic import check_stochastic_rounding
+from mxref_torch.checks.watching import record, shadow
 from mxref_torch.conversion.convert import convert, recipe, weights_held
 from mxref_torch.conversion.handle import Handle
 from mxref_torch.errors import LayerError, ShadowError, StepError

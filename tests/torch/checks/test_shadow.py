@@ -25,8 +25,7 @@ from mxref.recipe import GemmProfile
 from mxref.recipe_files import recipe_from_table
 from mxref.reference import ReferenceBackend
 from mxref_torch import operators
-from mxref_torch.checks.recording import Names
-from mxref_torch.checks.shadowing import WHOLE_ELEMENTS, Shadow
+from mxref_torch.checks.watching import WHOLE_ELEMENTS, Shadow
 from mxref_torch.errors import LayerError, ShadowError
 from mxref_torch.operators import blocks
 
@@ -170,7 +169,7 @@ def test_the_draw_depends_on_the_number_of_the_operation_alone() -> None:
     model, _ = converted(TABLES["rne"], "reference")
 
     def drawn(share: float, seed: int = 0) -> list[int]:
-        watch = Shadow(Names(model), share, seed, Path("shadow.npz"))
+        watch = Shadow(model, share, seed, Path("shadow.npz"))
         return [number for number in range(20_000) if watch._drawn()]
 
     few = drawn(0.01)
@@ -186,7 +185,7 @@ def test_the_draw_depends_on_the_number_of_the_operation_alone() -> None:
 @pytest.mark.parametrize("spec", ["sr", "rne"])
 def test_of_a_large_matrix_whole_blocks_are_compared_at_drawn_places(axis: int, spec: str) -> None:
     model, _ = converted(TABLES["rne"], "reference")
-    watch = Shadow(Names(model), 1.0, 0, Path("shadow.npz"))
+    watch = Shadow(model, 1.0, 0, Path("shadow.npz"))
     recipe = recipe_from_table({"all": {"rounding": spec, "hadamard": 64}})
     shape = (1111, 2112) if axis == 1 else (2112, 1111)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))

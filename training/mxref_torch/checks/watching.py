@@ -1,0 +1,396 @@
+"""What watches the operators of block formats: a recording holds their answers, and a shadow compares a share of them.
+
+The shadow lets the reference repeat operations and compares them bit by bit. Which operations are compared follows
+from their number alone, by a counter-based draw. No random state is read or changed, and no bit of the run depends on
+the shadow. Of a large matrix some whole blocks are compared, at drawn places, so that the cost of a comparison has a
+limit. Files of both are for `mxref conform --replay`.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mxref.arrays import as_array
+from mxref.backend import Backend
+from mxref.conformance.recorded import (
+    Call,
+    RecordedProduct,
+    RecordedQuantization,
+    Recording,
+    check_name,
+    save_recording,
+    where_text,
+)
+from mxref.conformance.replay import recorded_failure
+from mxref.conformance.requests.encoding import Request
+from mxref.conformance.requests.product import Product
+from mxref.discovery import loaded_as
+from mxref.formats import Nonfinite
+from mxref.mxarray import MXArray
+from mxref.recipe import GemmProfile
+from mxref.roles import OPERANDS, GemmRole
+from mxref.steps.random import philox4x32
+from mxref.steps.rounding import Rounding
+from mxref_torch import operators
+from mxref_torch.errors import LayerError, ShadowError
+from mxref_torch.layer.linear import converted
+from mxref_torch.names import some
+from mxref_torch.operators import Multiplied, Quantized, Watcher
+
+MAX_BYTES = 1 << 30
+"""Most bytes that a recording may hold."""
+WHOLE_ELEMENTS = 1 << 18
+"""A matrix of at most so many elements is compared whole, a larger one in `PARTS` parts."""
+PARTS = 8
+_ROWS, _LENGTH = 32, 1024
+"""Rows of a part and, at least, its elements along the block axis."""
+WHOLE_TERMS = 1 << 19
+"""A product of at most so many block products is compared whole, of a larger one `_ROWS` x `_ROWS` results."""
+_BATCH = 1024
+
+Part = tuple[slice, slice]
+"""A rectangle of a matrix."""
+
+
+def recorded_quantization(call: Quantized, part: Part, where: dict[str, str]) -> RecordedQuantization:
+    """Return a part of a quantization as a recording holds it: at its place, and on the host."""
+    x = as_array(call.x.detach()[part].cpu().contiguous())
+    first = (part[0].start, part[1].start)
+    origin = tuple(o + f for o, f in zip(call.placement.origin or (0, 0), first, strict=True))
+    shape = call.placement.global_shape or tuple(call.x.shape)
+    # The policy "raise" has been applied already; here only the bits matter.
+    spec = replace(call.spec, nonfinite=Nonfinite.NAN_BLOCK)
+    request = Request(x, spec, call.axis, call.stream, origin, shape, call.pad)
+    rows, along = part if call.axis == 1 else part[::-1]
+    start, stop, made = along.start, along.start + request.plan.length, call.q.format
+    codes = call.q.codes[rows, made.code_bytes(start) : made.code_bytes(stop)]
+    scales = call.q.scales[rows, start // made.k : stop // made.k]
+    return RecordedQuantization(where, request, host(codes), host(scales))
+
+
+def recorded_product(call: Multiplied, part: Part, where: dict[str, str]) -> RecordedProduct:
+    """Return a part of a product, with the rows of the operands that it needs, as a recording holds it."""
+    a, b = (_rows(q, rows) for q, rows in zip((call.a, call.b), part, strict=True))
+    error_class = call.backend.capabilities.bounded_class
+    product = Product(a, b, call.profile, call.out_dtype, error_class=error_class)
+    return RecordedProduct(where, product, host(call.product[part]))
+
+
+def host(array: Any) -> NDArray[Any]:
+    """Return an array of any backend as a NumPy array of its own memory."""
+    if isinstance(array, torch.Tensor):
+        array = as_array(array.detach().cpu().contiguous())
+    return np.array(array)
+
+
+def whole(shape: tuple[int, ...]) -> Part:
+    """Return the rectangle that is all of a matrix."""
+    return slice(0, shape[0]), slice(0, shape[1])
+
+
+def _rows(q: MXArray, rows: slice) -> MXArray:
+    codes, scales = host(q.codes[rows]), host(q.scales[rows])
+    return MXArray(codes, scales, (len(codes), q.shape[1]), 1, q.block, q.prescale, q.rotation, q.format)
+
+
+def _clipped(start: tuple[int, int], steps: Sequence[int], shape: Sequence[int]) -> Part:
+    """Return the rectangle of a size at a place, as far as it lies within a matrix."""
+    (r, c), (rows, columns) = start, steps
+    return slice(r, min(r + rows, shape[0])), slice(c, min(c + columns, shape[1]))
+
+
+def _size(part: Part) -> int:
+    return math.prod(side.stop - side.start for side in part)
+
+
+class LayerWatcher(Watcher):
+    """Watches the operators for the layers of a model, and names the layer that they work for."""
+
+    def __init__(self, model: Any) -> None:
+        layers = converted(model)
+        if not layers:
+            raise LayerError(
+                "the model has no converted layer: call mxref_torch.convert(model, recipe) first"
+            )
+        self._names = {layer.index: name for name, layer in layers.items()}
+        self._sizes = {layer.index: (layer.in_features, layer.out_features) for layer in layers.values()}
+        self._context = next(iter(layers.values())).context
+        self._reading: tuple[int, str] | None = None
+        self.known = tuple(layers)
+        """Names of the converted layers."""
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Have the operators call this object during the block."""
+        operators.watchers.append(self)
+        try:
+            yield
+        finally:
+            operators.watchers.remove(self)
+
+    def reading(self, layer: int, tensor: str) -> None:
+        """Take note of the layer and the tensor that the next operators work for. Compiled layers do not tell."""
+        self._reading = layer, tensor
+
+    def of_quantization(self, call: Quantized) -> dict[str, str]:
+        """Return layer, role, tensor and step of a quantization, as far as they are known."""
+        stream, where = call.stream, self._step()
+        if stream is not None:
+            role, tensor = _operand(stream.operand)
+            where |= {"role": role, "tensor": tensor}
+            if call.random:
+                return where | self._layer(stream.layer)
+        if self._reading is None:
+            return where
+        layer, tensor = self._reading
+        inputs, outputs = self._sizes.get(layer, (-1, -1))
+        shape = {"x": (None, inputs), "w": (outputs, inputs), "dy": (None, outputs)}[tensor]
+        if any(want not in (None, got) for want, got in zip(shape, call.x.shape, strict=True)):
+            return where  # of a compiled layer, after one that is not
+        return where | self._layer(layer)
+
+    def of_product(self, role: str) -> dict[str, str]:
+        """Return layer, role and step of a GEMM, as far as they are known."""
+        return self._step() | (self._layer(self._reading[0]) if self._reading else {}) | {"role": role}
+
+    def _step(self) -> dict[str, str]:
+        """Return the step of the context: a treatment that draws nothing has the same stream at every step."""
+        return {"step": str(self._context.step)}
+
+    def _layer(self, index: int) -> dict[str, str]:
+        return {"layer": self._names.get(index, f"number {index}")}
+
+
+def _operand(number: int) -> tuple[str, str]:
+    return next((role.value, o.tensor) for role in GemmRole for o in OPERANDS[role] if o.id == number)
+
+
+def refuse_capture(x: torch.Tensor) -> None:
+    """Raise LayerError where a CUDA graph is being captured: its replays would not be looked at."""
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise LayerError(
+            "a shadow or a recording cannot look into a CUDA graph, whose replays call no Python: "
+            "run the step without a graph, or without the shadow"
+        )
+
+
+def machine() -> dict[str, str]:
+    """Return the device and the version of torch, for a file that another machine reads."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return {"device": device, "torch": torch.__version__}
+
+
+class Recorder(LayerWatcher):
+    """Holds what the operators did for the layers of some names."""
+
+    def __init__(self, model: Any, layers: Collection[str], max_bytes: int) -> None:
+        super().__init__(model)
+        for glob in layers:
+            if not any(fnmatchcase(name, glob) for name in self.known):
+                raise LayerError(f"layers: {glob!r} matches no converted layer; there are {some(self.known)}")
+        self.layers, self.max_bytes = layers, max_bytes
+        self.backend = ""
+        self.calls: list[Call] = []
+        self._bytes = 0
+
+    def quantized(self, call: Quantized) -> None:
+        """Keep a quantization of a chosen layer."""
+        where, x = self.of_quantization(call), call.x
+        if self._chosen(where):
+            refuse_capture(x)
+            held = recorded_quantization(call, whole(tuple(x.shape)), where)
+            self._keep(held, call.backend, x.numel() * (x.element_size() + 1))
+
+    def multiplied(self, call: Multiplied) -> None:
+        """Keep a GEMM of a chosen layer."""
+        where = self.of_product(call.role)
+        if self._chosen(where):
+            shape = call.a.shape[0], call.b.shape[0]
+            size = 4 * shape[0] * shape[1] + (shape[0] + shape[1]) * call.a.length
+            self._keep(recorded_product(call, whole(shape), where), call.backend, size)
+
+    def _chosen(self, where: dict[str, str]) -> bool:
+        return any(fnmatchcase(where.get("layer", ""), glob) for glob in self.layers)
+
+    def _keep(self, call: Call, backend: Backend, size: int) -> None:
+        self._bytes += size
+        if self._bytes > self.max_bytes:
+            raise LayerError(
+                f"the recording is above {self.max_bytes:,} bytes: choose fewer layers by `layers`, or a smaller batch"
+            )
+        self.backend = backend.name
+        self.calls.append(call)
+
+
+@contextmanager
+def record(
+    model: Any, file: str | Path, layers: Collection[str] = ("*",), *, max_bytes: int = MAX_BYTES
+) -> Iterator[Recorder]:
+    """Record what the block formats' operators do for chosen layers during the block, and write it to a file.
+
+    Each quantization is kept with its values, treatment, place and answer, each GEMM with its operands and product.
+    A Wgrad that is added to a gradient in place has no product of its own and is left out.
+
+    Args:
+        model: a converted model, or what `convert` returned; not compiled, because compiled layers do not tell
+            which of them is at work.
+        file: where to write; the name ends in .npz. Nothing is written if the block raises.
+        layers: globs over names of layers.
+        max_bytes: the largest size that is kept in memory.
+
+    Yields:
+        What was recorded so far, in `calls`.
+
+    Raises:
+        LayerError: no such layer, or none that ran; or more than `max_bytes`.
+        FileFormatError: a name that does not end in .npz, or a file that cannot be written.
+    """
+    layers = (layers,) if isinstance(layers, str) else tuple(layers)
+    recorder, path = Recorder(model, layers, max_bytes), check_name(file)
+    with recorder.watching():
+        yield recorder
+    if not recorder.calls:
+        raise LayerError(
+            f"none of the layers {', '.join(layers)} ran in a block format outside compiled code: record a step of "
+            "the model as it is before torch.compile"
+        )
+    save_recording(path, Recording(recorder.backend, tuple(recorder.calls), facts=machine()))
+
+
+class Shadow(LayerWatcher):
+    """What a shadow has compared so far."""
+
+    def __init__(self, model: Any, share: float, seed: int, file: Path) -> None:
+        super().__init__(model)
+        self.share, self.seed, self.file = share, seed, file
+        self.seen = 0
+        """Quantizations and GEMMs that ran."""
+        self.quantizations = self.elements = 0
+        """Quantizations that were compared, each whole or in parts, and elements of these."""
+        self.products = self.results = 0
+        """GEMMs that were compared, and elements of these."""
+        self._decisions: dict[int, NDArray[np.bool_]] = {}
+
+    def __str__(self) -> str:
+        """Return the counts as a sentence."""
+        return (
+            f"the shadow compared {self.quantizations:,} quantizations ({self.elements:,} elements) and "
+            f"{self.products:,} GEMMs ({self.results:,} results) with the reference: no difference"
+        )
+
+    def quantized(self, call: Quantized) -> None:
+        """Compare a quantization if it is drawn; one whose random bits are the hardware's own cannot be compared."""
+        refuse_capture(call.x)
+        native = call.spec.rounding is Rounding.SR and call.backend.capabilities.native_sr
+        if not self._drawn() or native:
+            return
+        where = self.of_quantization(call)
+        for part in self._parts(tuple(call.x.shape), call.axis, operators.block_unit(call.spec)):
+            self._compare(recorded_quantization(call, part, where), call.backend)
+            self.elements += _size(part)
+        self.quantizations += 1
+
+    def multiplied(self, call: Multiplied) -> None:
+        """Compare a GEMM if it is drawn; under `bounded` many answers are right, and it is not compared."""
+        if isinstance(call.product, torch.Tensor):
+            refuse_capture(call.product)
+        if call.profile is GemmProfile.BOUNDED or not self._drawn():
+            return
+        a, b = call.a, call.b
+        part = whole((a.shape[0], b.shape[0]))
+        if _size(part) * (a.length // a.format.k) > WHOLE_TERMS:
+            shape, steps = (a.shape[0], b.shape[0]), (_ROWS, _ROWS)
+            part = _clipped(self._start(0, shape, steps), steps, shape)
+        self._compare(recorded_product(call, part, self.of_product(call.role)), call.backend)
+        self.products += 1
+        self.results += _size(part)
+
+    def _drawn(self) -> bool:
+        """Return whether the next operation is compared: its number decides."""
+        number, self.seen = self.seen, self.seen + 1
+        batch, at = divmod(number, 4 * _BATCH)
+        if batch not in self._decisions:
+            counter = np.zeros((_BATCH, 4), np.uint32)
+            counter[:, 0], counter[:, 1] = np.arange(_BATCH), batch & 0xFFFFFFFF
+            words = philox4x32(counter, self._key).reshape(-1)
+            self._decisions = {batch: words < np.uint64(round(self.share * 2**32))}
+        return bool(self._decisions[batch][at])
+
+    @property
+    def _key(self) -> tuple[int, int]:
+        return self.seed & 0xFFFFFFFF, self.seed >> 32
+
+    def _start(self, lane: int, shape: Sequence[int], steps: Sequence[int]) -> tuple[int, int]:
+        """Return a drawn place in a matrix, a multiple of `steps`, for the operation that was drawn last."""
+        number = self.seen - 1
+        counter = np.array(
+            [[number & 0xFFFFFFFF, number >> 32, lane + axis, 1] for axis in (0, 1)], np.uint32
+        )
+        drawn = philox4x32(counter, self._key)[:, 0].tolist()
+        row, column = (d % -(-n // step) * step for d, n, step in zip(drawn, shape, steps, strict=True))
+        return row, column
+
+    def _parts(self, shape: tuple[int, ...], axis: int, unit: int) -> list[Part]:
+        """Return what of a matrix is compared: all of it, or drawn parts of whole blocks and tiles, one at the end."""
+        if math.prod(shape) <= WHOLE_ELEMENTS:
+            return [whole(shape)]
+        steps = [_ROWS, _ROWS]
+        steps[axis] = -(-_LENGTH // unit) * unit
+        ends = [(length - 1) // step * step for length, step in zip(shape, steps, strict=True)]
+        starts = {(ends[0], ends[1])} | {self._start(lane, shape, steps) for lane in range(2, 2 * PARTS, 2)}
+        return [_clipped(start, steps, shape) for start in sorted(starts)]
+
+    def _compare(self, call: Call, backend: Backend) -> None:
+        failure = recorded_failure(call)
+        if failure is None:
+            return
+        kind = "quantization" if isinstance(call, RecordedQuantization) else "GEMM"
+        reason = f"{kind} of {where_text(call.where)} differs from the reference under {failure.clause}"
+        save_recording(self.file, Recording(backend.name, (call,), reason, machine()))
+        name = loaded_as(backend) or "path/to/file.py:object"
+        raise ShadowError(
+            f"backend {backend.name!r}: the {reason}: {failure.message}, expected {failure.expected}, got "
+            f"{failure.got}; the run is stopped, and the operation is in {self.file}: "
+            f"{shlex.join(['mxref', 'conform', '--replay', str(self.file), '--backend', name])} shows it"
+        )
+
+
+@contextmanager
+def shadow(
+    model: Any, share: float = 1e-3, *, file: str | Path = "shadow.npz", seed: int = 0
+) -> Iterator[Shadow]:
+    """Compare a share of the block's quantizations, and products under `exact` and `ordered`, with the reference.
+
+    Args:
+        model: a converted model, or what `convert` returned.
+        share: of the operations, 0 to 1. Matrices of more than 2^18 elements are compared in 8 parts of about
+            2^15 elements.
+        file: where the first operation that differs is written, for `mxref conform --replay`; the name ends in .npz.
+        seed: of the draw of operations.
+
+    Yields:
+        What was compared so far; `str` of it is a sentence.
+
+    Raises:
+        ShadowError: an answer differs from the reference's. It names step, layer, role, block and clause.
+        LayerError: a share outside 0 to 1, a model that is not converted, or a step in a CUDA graph.
+        FileFormatError: a name that does not end in .npz, or whose folder cannot be written.
+    """
+    if not 0 <= share <= 1:
+        raise LayerError(f"share = {share} is outside 0 .. 1; 1e-3 compares one operation in a thousand")
+    if not 0 <= seed < 1 << 64:
+        raise LayerError(f"seed = {seed} is outside 0 .. 2^64 - 1")
+    watcher = Shadow(model, share, seed, check_name(file))
+    with watcher.watching():
+        yield watcher
