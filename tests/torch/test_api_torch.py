@@ -55,6 +55,24 @@ def test_under_autocast_a_layer_returns_bfloat16_and_computes_by_its_recipe(reci
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+@pytest.mark.parametrize("recipe", ["fp8", "bf16", "mxfp4"])
+def test_a_backward_pass_within_autocast_has_the_gradients_of_one_outside(recipe: str) -> None:
+    made = []
+    for within in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 32))
+        convert(model, recipe, backend=REFERENCE)
+        x = torch.linspace(-3, 2, 1024).reshape(32, 32).requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(x).float().square().sum()
+            if within:
+                loss.backward()
+        if not within:
+            loss.backward()
+        made.append([x.grad, *(p.grad for p in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
+
+
 def test_under_autocast_all_bf16_is_torchs_own_linear() -> None:
     plain, model = nn.Linear(32, 32), nn.Sequential(nn.Linear(32, 32))
     model[0].load_state_dict(plain.state_dict())

@@ -14,25 +14,26 @@ or, under `source = "fprop"`, from the values of Fprop's operand. The Parameter 
 
 The forward pass saves X as Wgrad will read it, or, under that source, as Fprop has read it: MXFP4 takes a quarter of
 BF16's memory, FP8 half. It saves the weight itself, from which Dgrad's operand is made in the backward pass.
+
+`LinearFunction` is the definition, and the order of its operations decides bits. `operands` has what an operand is in
+each format, and `state` what a layer is between its passes.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from mxref.errors import DtypeError, ShapeError
 from mxref.roles import GemmRole
-from mxref_torch import operators
-from mxref_torch.errors import LayerError, StepError
-from mxref_torch.layer.operands import READERS, LayerGemm, Operand, Reader, SourceTensor
-from mxref_torch.layer.state import RECOMPUTED, LayerState
+from mxref_torch.errors import LayerError
+from mxref_torch.layer.operands import LayerGemm
+from mxref_torch.layer.state import LayerState, check_recomputation
 from mxref_torch.names import model_of, named_linears
 
+_FPROP, _DGRAD, _WGRAD = GemmRole
 _TYPES = (torch.float32, torch.bfloat16)
 """Of a layer's input."""
 
@@ -48,44 +49,47 @@ class LinearFunction(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, place: torch.Tensor, layer: MXLinear
     ) -> torch.Tensor:
-        """Return Y, and save what the backward pass reads."""
+        """Return Y [tokens, outputs] of X [tokens, inputs] and the Parameter; save what the backward pass reads."""
         needs_dx, needs_dw = ctx.needs_input_grad[:2]
-        fprop, wgrad = layer.gemms[GemmRole.FPROP], layer.gemms[GemmRole.WGRAD]
+        fprop, wgrad = layer.gemms[_FPROP], layer.gemms[_WGRAD]
         keeper = wgrad.source or wgrad  # the GEMM whose X is saved
         x_as = layer.operands("x", x, place, (fprop, keeper) if needs_dw else (fprop,), observe=True)
         kept = x_as[keeper.role].saved() if needs_dw else ()
-        # The Parameter itself, never a view of it: sharded training frees and refills its storage.
         marker = None if torch.compiler.is_compiling() else layer.marker
+        # The Parameter itself, never a view of it: sharded training frees and refills its storage.
         ctx.save_for_backward(place, marker, weight if needs_dx else None, *kept)
         ctx.marker = marker
-        ctx.layer, ctx.gemms, ctx.dtypes = layer, layer.gemms, (x.dtype, weight.dtype)
         ctx.place = place if layer.draws and not torch.compiler.is_compiling() else None
+        ctx.layer, ctx.gemms, ctx.dtypes = layer, layer.gemms, (x.dtype, weight.dtype)
         w_as = layer.operands("w", weight, place, (fprop,), observe=True)
-        return x_as[GemmRole.FPROP].product(w_as[GemmRole.FPROP], fprop, layer.in_features, x.dtype)
+        return x_as[_FPROP].product(w_as[_FPROP], fprop, layer.in_features, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
-        """Return dX and dW where they are needed, by the recipe of the forward pass."""
+        """Return dX [tokens, inputs] and dW, where they are needed, of dY [tokens, outputs].
+
+        The recipe is that of the forward pass.
+        """
         layer, (x_dtype, w_dtype) = ctx.layer, ctx.dtypes
         place, marker, weight, *kept = ctx.saved_tensors
-        _check_recomputation(ctx, marker, place)
+        check_recomputation(ctx, marker, place)
         needs_dx, needs_dw = ctx.needs_input_grad[:2]
-        dgrad, wgrad = ctx.gemms[GemmRole.DGRAD], ctx.gemms[GemmRole.WGRAD]
+        dgrad, wgrad = ctx.gemms[_DGRAD], ctx.gemms[_WGRAD]
         reading = [*([dgrad] if needs_dx else []), *([wgrad] if needs_dw else [])]
         dy_as = layer.operands("dy", dy, place, reading, observe=True)
         dx = dw = None
         if needs_dx:
             w_as = layer.operands("w", weight, place, (dgrad,), observe=True)
-            dx = dy_as[GemmRole.DGRAD].product(w_as[GemmRole.DGRAD], dgrad, layer.out_features, x_dtype)
+            dx = dy_as[_DGRAD].product(w_as[_DGRAD], dgrad, layer.out_features, x_dtype)
         if needs_dw:
             x = (wgrad.source or wgrad).kind(*kept)
             if wgrad.source:
                 x = layer.requantized("x", x, place, wgrad)
             gradient = None if torch.compiler.is_compiling() else _gradient_in_place(ctx, layer, wgrad)
             if gradient is None:
-                dw = layer.as_read(dy_as[GemmRole.WGRAD].product(x, wgrad, dy.shape[0], w_dtype))
+                dw = layer.as_read(dy_as[_WGRAD].product(x, wgrad, dy.shape[0], w_dtype))
             else:
-                dy_as[GemmRole.WGRAD].multiply_onto(gradient, x, wgrad, dy.shape[0])
+                dy_as[_WGRAD].multiply_onto(gradient, x, wgrad, dy.shape[0])
         return dx, dw, None, None
 
 
@@ -102,8 +106,7 @@ class MXLinear(LayerState):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return x W^T + bias of the input x; under autocast x is cast first, as `nn.Linear` casts it."""
         x, split, device = input, self.split, input.device.type
-        automatic = torch.is_autocast_enabled(device)
-        if automatic and x.dtype in _TYPES:
+        if torch.is_autocast_enabled(device) and x.dtype in _TYPES:
             x = x.to(torch.get_autocast_dtype(device))
         if x.dtype not in _TYPES:
             raise DtypeError(
@@ -111,8 +114,7 @@ class MXLinear(LayerState):
             )
         if x.shape[-1] != self.in_features:
             raise ShapeError(f"MXLinear: input has {x.shape[-1]} features, the weight {self.in_features}")
-        tokens = x.reshape(-1, self.in_features)  # [tokens, in]
-        weight = self.weight
+        tokens, weight = x.reshape(-1, self.in_features), self.weight  # [tokens, inputs]
         if split is not None:
             tokens, weight = split.read(tokens), split.own(weight)
         if not torch.compiler.is_compiling() and hasattr(weight, "placements"):
@@ -121,153 +123,30 @@ class MXLinear(LayerState):
                 "split the layer by mxref_torch.layer.split.split_layer before fully_shard, and call a sharded model "
                 "through its own forward"
             )
-        # Autocast would reach the products inside the operators too.
-        with torch.autocast(device, enabled=False) if automatic else nullcontext():
-            if torch.is_grad_enabled() and (tokens.requires_grad or weight.requires_grad):
-                self._begin_pass()
-                y: torch.Tensor = LinearFunction.apply(tokens, weight, self.context.place, self)  # type: ignore[no-untyped-call]
-            else:
-                fprop, place = self.evaluation, self.context.place
-                a, w = (
-                    self.operands(name, values, place, (fprop,))[GemmRole.FPROP]
-                    for name, values in (("x", tokens), ("w", weight))
-                )
-                y = a.product(w, fprop, self.in_features, tokens.dtype)
+        if torch.is_grad_enabled() and (tokens.requires_grad or weight.requires_grad):
+            if not torch.compiler.is_compiling():
+                self.begin_pass()  # may set another place
+            y: torch.Tensor = LinearFunction.apply(tokens, weight, self.context.place, self)  # type: ignore[no-untyped-call]
+        else:
+            fprop, place = self.evaluation, self.context.place
+            x_as, w_as = (
+                self.operands(name, t, place, (fprop,)) for name, t in (("x", tokens), ("w", weight))
+            )
+            y = x_as[_FPROP].product(w_as[_FPROP], fprop, self.in_features, tokens.dtype)
         if split is not None:
             y = split.summed(y).to(x.dtype)
         # As in torch's own linear layer, the result is not a view; FSDP2 would warn about one.
         y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], self.out_features))
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
-    def _begin_pass(self) -> None:
-        if torch.compiler.is_compiling():
-            return
-        if self.low_precision or self.context.follows_schedule:
-            self.check_pass()
-        if self.census.listener is not None:
-            self.census.listener(None, 0)
 
-    def as_read(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return the Parameter as [outputs, inputs], or a gradient [outputs, inputs] as the Parameter is."""
-        return weight.t().contiguous() if self.inputs_first else weight
-
-    def operands(
-        self,
-        tensor: str,
-        values: torch.Tensor,
-        place: torch.Tensor,
-        gemms: Collection[LayerGemm],
-        observe: bool = False,
-    ) -> dict[GemmRole, Operand]:
-        """Return X, W or dY as each of the GEMMs reads it.
-
-        Args:
-            tensor: `x`, `w` or `dy`.
-            values: its values, of high precision: [tokens, features], or the Parameter.
-            place: where the micro-batch lies in training.
-            gemms: the GEMMs that will read it, one or two of a layer with this weight.
-            observe: whether FP8's history takes note of it: in training, not in evaluation.
-        """
-        self._announce(tensor)
-        by_role = {gemm.role: gemm for gemm in gemms}
-        reading = [(by_role[role], which) for role, which in READERS[tensor] if role in by_role]
-        made: dict[GemmRole, Operand] = {}
-        together: dict[type[Operand], list[Reader]] = {}
-        for gemm, which in reading:
-            if tensor == "w" and gemm.held is not None:
-                made[gemm.role] = gemm.held
-                if observe:
-                    gemm.held.observe(tensor, gemm)
-            elif gemm.source is None or which == 0:
-                together.setdefault(gemm.kind, []).append((gemm, which))
-        for kind, readers in together.items():
-            source = self._source(tensor, self.as_read(values) if tensor == "w" else values, place)
-            try:
-                operands = kind.make(source, readers)
-            except BaseException as err:
-                err.add_note(f"{operators.PLACE}{tensor} of layer {self.census.name or self.index}")
-                raise
-            if observe:
-                operands[0].observe(tensor, readers[0][0])
-            made |= {gemm.role: operand for (gemm, _), operand in zip(readers, operands, strict=True)}
-        for gemm, _ in reading:
-            if gemm.role not in made:
-                assert gemm.source is not None
-                first = made.get(GemmRole.FPROP)
-                if first is None:
-                    first = self.operands(tensor, values, place, (gemm.source,))[GemmRole.FPROP]
-                made[gemm.role] = self.requantized(tensor, first, place, gemm)
-        return made
-
-    def requantized(self, tensor: str, first: Operand, place: torch.Tensor, gemm: LayerGemm) -> Operand:
-        """Return X or W as a backward GEMM reads it, made of the values of Fprop's operand `first`."""
-        assert gemm.source is not None
-        self._announce(tensor)
-        (_, which), (_, own) = READERS[tensor]
-        source = self._source(tensor, first.values(gemm.source, which), place)
-        return gemm.kind.make(source, [(gemm, own)])[0]
-
-    def _source(self, tensor: str, values: torch.Tensor, place: torch.Tensor) -> SourceTensor:
-        split = self.split
-        largest = None if split is None or tensor not in split.tensors else split.largest
-        return SourceTensor(tensor, values, place, self.regions[tensor], largest)
-
-    def _announce(self, tensor: str) -> None:
-        """Tell watchers what the next operators read."""
-        if not torch.compiler.is_compiling():
-            for watcher in operators.watchers:
-                watcher.reading(self.index, tensor)
-
-    def hold_weight(self) -> list[LayerGemm]:
-        """Make W for Fprop and Dgrad of all micro-batches of a step, and return the GEMMs that now hold it."""
-        # A part of a split weight is not the Parameter itself.
-        if hasattr(self.weight, "to_local"):
-            return []
-        gemms = [self.gemms[role] for role in (GemmRole.FPROP, GemmRole.DGRAD)]
-        gemms = [gemm for gemm in gemms if gemm.kind.worth_holding]
-        made = self.operands("w", self.weight.detach(), self.context.place, gemms)
-        for gemm in gemms:
-            width = self.in_features if gemm.role is GemmRole.FPROP else self.out_features
-            gemm.held = made[gemm.role].prepared(gemm, width)
-        return gemms
+def converted(model: Any) -> dict[str, MXLinear]:
+    """Return the converted layers of a model, or of its handle, by their names."""
+    linears = named_linears(model_of(model))
+    return {name: layer for name, layer in linears.items() if isinstance(layer, MXLinear)}
 
 
-def _check_recomputation(ctx: Any, marker: Any, place: torch.Tensor) -> None:
-    """Check that activation checkpointing, where it computed a forward pass again, computed the same.
-
-    Args:
-        ctx: has the marker of the recipe and the place of the micro-batch in the forward pass, where they count.
-        marker: the saved one, the same tensor unless that was saved anew.
-        place: likewise.
-
-    Raises:
-        LayerError: the recipes differ.
-        StepError: the places differ, which decide random bits.
-    """
-    if ctx.marker is not None and ctx.marker is not marker and not torch.equal(ctx.marker, marker):
-        raise LayerError(RECOMPUTED)
-    if ctx.place is not None and ctx.place is not place:
-        (step, token, _), (again, at, _) = forward, recomputed = ctx.place.tolist(), place.tolist()
-        if forward != recomputed:
-            raise StepError(
-                f"activation checkpointing computed a forward pass again at another place (step {again}, token {at}) "
-                f"than it ran at (step {step}, token {token}), with other random bits: run the backward pass of each "
-                "micro-batch before the next forward pass, and once"
-            )
-
-
-def _gradient_in_place(node: Any, layer: MXLinear, wgrad: LayerGemm) -> torch.Tensor | None:
-    """Return the gradient to which Wgrad may add in place, as autograd would; None if autograd has to."""
-    weight = layer.context.sole_uses.get(node)
-    if weight is None or not wgrad.kind.adds_in_place or not wgrad.plain or layer.inputs_first:
-        return None
-    # Hooks need a real gradient.
-    if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
-        return None
-    held = weight.grad
-    if held is None or held.layout is not torch.strided or held.requires_grad:
-        return None
-    return held if held.dtype is torch.float32 and held.is_contiguous() else None
+# Micro-batches: Wgrad adds to the gradient itself, which saves autograd one more pass over it.
 
 
 def sole_uses(loss: torch.Tensor) -> dict[Any, torch.Tensor]:
@@ -304,7 +183,15 @@ def sole_uses(loss: torch.Tensor) -> dict[Any, torch.Tensor]:
     }
 
 
-def converted(model: Any) -> dict[str, MXLinear]:
-    """Return the converted layers of a model, or of its handle, by their names."""
-    linears = named_linears(model_of(model))
-    return {name: layer for name, layer in linears.items() if isinstance(layer, MXLinear)}
+def _gradient_in_place(node: Any, layer: MXLinear, wgrad: LayerGemm) -> torch.Tensor | None:
+    """Return the gradient to which Wgrad may add in place, as autograd would; None if autograd has to."""
+    weight = layer.context.sole_uses.get(node)
+    if weight is None or not wgrad.kind.adds_in_place or not wgrad.plain or layer.inputs_first:
+        return None
+    # Hooks need a real gradient.
+    if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
+        return None
+    held = weight.grad
+    if held is None or held.layout is not torch.strided or held.requires_grad:
+        return None
+    return held if held.dtype is torch.float32 and held.is_contiguous() else None

@@ -1,12 +1,13 @@
 """The operands of a layer's three GEMMs: a class for BF16, for FP8 and for block formats.
 
-Each class makes a tensor into what its GEMM reads, says what forward saves of it, and multiplies two of its kind.
+Each class makes a tensor into what its GEMM reads, says what forward saves of it, and multiplies two of its kind. A
+new format of elements or scales is data, and needs no class; a new way to quantize or to multiply does.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -322,6 +323,37 @@ def layer_gemms(
             source=gemms[GemmRole.FPROP] if recipe.source(role) is OperandSource.FPROP else None,
         )
     return gemms
+
+
+def make_operands(
+    source: SourceTensor, gemms: Collection[LayerGemm], observe: bool
+) -> dict[GemmRole, Operand]:
+    """Return a tensor as each of one or two GEMMs of a layer reads it. Two of one kind share one read of it.
+
+    Under `source = "fprop"` the operand of a backward GEMM is made of the values of Fprop's, which is made for it if
+    Fprop is not among the GEMMs. `observe`: whether FP8's history takes note.
+    """
+    by_role = {gemm.role: gemm for gemm in gemms}
+    reading = [(by_role[role], which) for role, which in READERS[source.tensor] if role in by_role]
+    made: dict[GemmRole, Operand] = {}
+    together: dict[type[Operand], list[Reader]] = {}
+    for gemm, which in reading:
+        if gemm.source is None or which == 0:
+            together.setdefault(gemm.kind, []).append((gemm, which))
+    for kind, readers in together.items():
+        operands = kind.make(source, readers)
+        if observe:
+            operands[0].observe(source.tensor, readers[0][0])
+        made |= {gemm.role: operand for (gemm, _), operand in zip(readers, operands, strict=True)}
+    for gemm, own in reading:
+        if gemm.role not in made:
+            fprop, (_, which) = gemm.source, READERS[source.tensor][0]
+            assert fprop is not None
+            first = made.get(GemmRole.FPROP) or make_operands(source, (fprop,), False)[GemmRole.FPROP]
+            values = first.values(fprop, which)
+            again = SourceTensor(source.tensor, values, source.place, source.region, source.largest)
+            (made[gemm.role],) = gemm.kind.make(again, [(gemm, own)])
+    return made
 
 
 def cast(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -1,8 +1,13 @@
-"""What a linear layer is between its passes: Parameters, recipe, FP8 history, census, and the checks of a step."""
+"""What a linear layer is between its passes: Parameters, recipe, FP8 history, census, and the checks of a step.
+
+What a layer computes depends on its arguments, on its weight as it is now, and on the step that was opened. What else
+is kept here, such as the last pass, only decides which errors are raised: nothing may be added that decides a value.
+"""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -17,7 +22,15 @@ from mxref.steps.rounding import Rounding
 from mxref_torch import operators
 from mxref_torch.errors import LayerError, StepError
 from mxref_torch.layer.fp8 import Fp8Scales
-from mxref_torch.layer.operands import KINDS, READERS, layer_gemms
+from mxref_torch.layer.operands import (
+    KINDS,
+    READERS,
+    LayerGemm,
+    Operand,
+    SourceTensor,
+    layer_gemms,
+    make_operands,
+)
 from mxref_torch.names import widths
 from mxref_torch.step_context import WAY_OUT, StepContext, in_backward, stood_still
 
@@ -37,27 +50,15 @@ def _note_update(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any
 register_optimizer_step_post_hook(_note_update)
 
 
-class Split(Protocol):
-    """How ranks compute a layer together; `mxref_torch.layer.split` has it."""
-
+class _Split(Protocol):
+    # How ranks compute a layer together; `TensorSplit` of `mxref_torch.layer.split` has it, and says what each does.
     @property
-    def tensors(self) -> frozenset[str]:
-        """Which of `x`, `w` and `dy` a rank has only a part of."""
-
-    def placements(self, shape: tuple[int, int]) -> dict[str, Placement]:
-        """Return where a rank's part lies in each split tensor of a layer whose whole weight has a shape."""
-
-    def own(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return the part of the weight that lies on this rank, a plain tensor through which gradients pass."""
-
-    def read(self, x: torch.Tensor) -> torch.Tensor:
-        """Return X in float32, as a rank reads it; the backward pass sums dX where each rank has a part of it."""
-
-    def summed(self, y: torch.Tensor) -> torch.Tensor:
-        """Return Y in float32 from what a rank computes of it: the sum over ranks where each has a part of X."""
-
-    def largest(self, amax: torch.Tensor) -> torch.Tensor:
-        """Return the largest amax of all ranks."""
+    def tensors(self) -> frozenset[str]: ...
+    def placements(self, shape: tuple[int, int]) -> dict[str, Placement]: ...
+    def own(self, weight: torch.Tensor) -> torch.Tensor: ...
+    def read(self, x: torch.Tensor) -> torch.Tensor: ...
+    def summed(self, y: torch.Tensor) -> torch.Tensor: ...
+    def largest(self, amax: torch.Tensor) -> torch.Tensor: ...
 
 
 class LayerState(nn.Linear):
@@ -80,7 +81,7 @@ class LayerState(nn.Linear):
         self.tally = operators.register_census(self.census)
         self.evaluation_tally = -self.tally
         self._has_scales = False
-        self.split: Split | None = None
+        self.split: _Split | None = None
         """How ranks compute the layer together; None: this process has all of it."""
         self.regions = dict.fromkeys(READERS, operators.WHOLE)
         """Where each tensor lies in that of the whole layer, from `region_words`."""
@@ -171,7 +172,84 @@ class LayerState(nn.Linear):
             self.fp8.of_region = self._has_scales = True
         return self.fp8
 
+    # The operands.
+
+    def operands(
+        self,
+        tensor: str,
+        values: torch.Tensor,
+        place: torch.Tensor,
+        gemms: Collection[LayerGemm],
+        observe: bool = False,
+    ) -> dict[GemmRole, Operand]:
+        """Return X, W or dY as each of the GEMMs reads it.
+
+        Args:
+            tensor: `x`, `w` or `dy`.
+            values: its values, of high precision: [tokens, features], or the Parameter.
+            place: where the micro-batch lies in training.
+            gemms: the GEMMs that will read it, one or two of a layer with this weight.
+            observe: whether FP8's history takes note of it: in training, not in evaluation.
+        """
+        self._announce(tensor)
+        made: dict[GemmRole, Operand] = {}
+        for gemm in gemms:
+            if tensor == "w" and gemm.held is not None:
+                made[gemm.role] = gemm.held
+                if observe:
+                    gemm.held.observe(tensor, gemm)
+        if missing := [gemm for gemm in gemms if gemm.role not in made]:
+            source = self._source(tensor, self.as_read(values) if tensor == "w" else values, place)
+            try:
+                made |= make_operands(source, missing, observe)
+            except BaseException as err:
+                err.add_note(f"{operators.PLACE}{tensor} of layer {self.census.name or self.index}")
+                raise
+        return made
+
+    def requantized(self, tensor: str, first: Operand, place: torch.Tensor, gemm: LayerGemm) -> Operand:
+        """Return X or W as a backward GEMM reads it, made of the values of Fprop's operand `first`."""
+        self._announce(tensor)
+        assert gemm.source is not None
+        (_, which), (_, own) = READERS[tensor]
+        source = self._source(tensor, first.values(gemm.source, which), place)
+        return gemm.kind.make(source, [(gemm, own)])[0]
+
+    def _source(self, tensor: str, values: torch.Tensor, place: torch.Tensor) -> SourceTensor:
+        split = self.split
+        largest = None if split is None or tensor not in split.tensors else split.largest
+        return SourceTensor(tensor, values, place, self.regions[tensor], largest)
+
+    def _announce(self, tensor: str) -> None:
+        """Tell watchers what the next operators read."""
+        if not torch.compiler.is_compiling():
+            for watcher in operators.watchers:
+                watcher.reading(self.index, tensor)
+
+    def as_read(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the Parameter as [outputs, inputs], or a gradient [outputs, inputs] as the Parameter is."""
+        return weight.t().contiguous() if self.inputs_first else weight
+
+    def hold_weight(self) -> list[LayerGemm]:
+        """Make W for Fprop and Dgrad of all micro-batches of a step, and return the GEMMs that now hold it."""
+        # A part of a split weight is not the Parameter itself.
+        if hasattr(self.weight, "to_local"):
+            return []
+        widths = {GemmRole.FPROP: self.in_features, GemmRole.DGRAD: self.out_features}
+        gemms = [self.gemms[role] for role in widths if self.gemms[role].kind.worth_holding]
+        made = self.operands("w", self.weight.detach(), self.context.place, gemms)
+        for gemm in gemms:
+            gemm.held = made[gemm.role].prepared(gemm, widths[gemm.role])
+        return gemms
+
     # The place in training.
+
+    def begin_pass(self) -> None:
+        """Note that a forward pass of training begins."""
+        if self.low_precision or self.context.follows_schedule:
+            self.check_pass()
+        if self.census.listener is not None:
+            self.census.listener(None, 0)
 
     def check_pass(self) -> None:
         """Check a forward pass of training. Nothing that it remembers decides what the layer computes.
@@ -259,10 +337,34 @@ class LayerState(nn.Linear):
             raise LayerError(f"no tensor of a linear layer is named {tensor!r}; take {', '.join(READERS)}")
         self.regions[tensor] = operators.region_words(placement)
 
-    def take_part(self, split: Split) -> None:
+    def take_part(self, split: _Split) -> None:
         """Compute a part of the layer, as `mxref_torch.layer.split.split_layer` has prepared it."""
         whole = self.out_features, self.in_features
         self.split = split
         self.out_features, self.in_features = split.own(self.weight.detach()).shape
         for tensor, placement in split.placements(whole).items():
             self.lies_at(tensor, placement)
+
+
+def check_recomputation(ctx: Any, marker: Any, place: torch.Tensor) -> None:
+    """Check that activation checkpointing, where it computed a forward pass again, computed the same.
+
+    Args:
+        ctx: has the marker of the recipe and the place of the micro-batch in the forward pass, where they count.
+        marker: the saved one, the same tensor unless that was saved anew.
+        place: likewise.
+
+    Raises:
+        LayerError: the recipes differ.
+        StepError: the places differ, which decide random bits.
+    """
+    if ctx.marker is not None and ctx.marker is not marker and not torch.equal(ctx.marker, marker):
+        raise LayerError(RECOMPUTED)
+    if ctx.place is not None and ctx.place is not place:
+        (step, token, _), (again, at, _) = forward, recomputed = ctx.place.tolist(), place.tolist()
+        if forward != recomputed:
+            raise StepError(
+                f"activation checkpointing computed a forward pass again at another place (step {again}, token {at}) "
+                f"than it ran at (step {step}, token {token}), with other random bits: run the backward pass of each "
+                "micro-batch before the next forward pass, and once"
+            )

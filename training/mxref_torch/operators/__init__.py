@@ -106,7 +106,9 @@ def operator(
                 # Tells autograd that its saved copy of the tensor is out of date.
                 torch.autograd.graph.increment_version(arguments[0])
             try:
-                return untraced()(*arguments)
+                # Autocast would reach the products inside: a backward pass may run within it.
+                with torch._C._DisableAutocast():
+                    return untraced()(*arguments)
             except BaseException as err:
                 err.add_note(PLACE + _place(name, named(arguments)))
                 raise
