@@ -136,7 +136,7 @@ def test_ranks_draw_bits_of_their_own_and_too_many_tokens_are_refused() -> None:
     assert handle.token_origin == (1 << 30) // (1 << 20) // 256 * 256 == 1024
     for _ in range(2):
         loss_of(model, batch(0, 512)).backward()
-    handle._follower.micro_batches._tokens = 32
+    handle._follower._tokens = 32
     with pytest.raises(StepError, match="more than 1024 tokens ran in a step on this rank"):
         model(batch(0))
 

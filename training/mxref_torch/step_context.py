@@ -137,10 +137,8 @@ class StepContext:
     """Index of the micro-batch's first token within the optimizer step (sample index * sequence length)."""
     global_tokens: int | None = None
     """Tokens of the whole optimizer step; None: those of the tensor itself."""
-    census: operators.Census = field(default_factory=Counter)
-    """GEMMs that ran since `reset_census`."""
     layers: list[operators.LayerCensus] = field(default_factory=list)
-    """The same for each layer, in the order of layer indices."""
+    """The census of each layer, in the order of layer indices."""
     sole_uses: Mapping[Any, torch.Tensor] = field(default_factory=dict)
     """Weights to whose `.grad` Wgrad adds in place, by node, from `mxref_torch.sole_uses`. Autograd adds the others."""
     schedule: RecipeSchedule | None = None
@@ -196,22 +194,29 @@ class StepContext:
             self.backend = get_backend(state["backend"])
         self.backend_key = operators.register_backend(self.backend)
 
+    @property
+    def census(self) -> operators.Census:
+        """GEMMs of all layers that ran since `reset_census`."""
+        total: operators.Census = Counter()
+        for own in self.layers:
+            total.update(own)
+        return total
+
     def reset_census(self) -> None:
         """Forget the GEMMs counted so far."""
-        for census in (self.census, *self.layers):
-            census.clear()
+        for own in self.layers:
+            own.clear()
 
     def counted(self) -> list[tuple[operators.Census, bool]]:
         """Return what was counted so far, for `set_counted`."""
-        return [(Counter(self.census), True), *((Counter(own), own.ran) for own in self.layers)]
+        return [(Counter(own), own.ran) for own in self.layers]
 
     def set_counted(self, counted: list[tuple[operators.Census, bool]]) -> None:
         """Set the census to what `counted` returned."""
-        for census, (held, ran) in zip((self.census, *self.layers), counted, strict=True):
-            census.clear()
-            census.update(held)
-            if isinstance(census, operators.LayerCensus):
-                census.ran = ran
+        for own, (held, ran) in zip(self.layers, counted, strict=True):
+            own.clear()
+            own.update(held)
+            own.ran = ran
 
     def close_step(self, draws: bool) -> bool:
         """Close an optimizer step; return whether it is the first step that trained anything.

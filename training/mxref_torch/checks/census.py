@@ -114,11 +114,11 @@ def check_census(
     if not isinstance(context, StepContext):
         raise LayerError(f"expected the handle that convert returned, got {type(context).__name__}")
     by_layer = _expected_by_layer(model, recipe, micro_batches, without_dgrad, calls, layers)
-    expected: operators.Census = sum(by_layer.values(), Counter())
+    ran, expected = context.census, sum(by_layer.values(), Counter())
     differences = [
-        f"{operators.gemm_text(gemm)}: {context.census[gemm]} ran, {expected[gemm]} expected"
-        for gemm in operators.in_order({*context.census, *expected})
-        if context.census[gemm] != expected[gemm]
+        f"{operators.gemm_text(gemm)}: {ran[gemm]} ran, {expected[gemm]} expected"
+        for gemm in operators.in_order({*ran, *expected})
+        if ran[gemm] != expected[gemm]
     ]
     layers = _differing_layers(model, by_layer)
     if differences or layers:

@@ -34,40 +34,106 @@ STEP_TOKENS = 1 << 30
 _LONGEST = max(SIZES)
 
 
-class MicroBatches:
-    """Moves a context from one micro-batch to the next, unless the caller sets the place by hand."""
+class Follower:
+    """Moves a context from micro-batch to micro-batch, and closes the steps of a converted model.
 
-    def __init__(self, context: StepContext, layers: Sequence[MXLinear], rank: int, ranks: int) -> None:
-        self.context, self.layers = context, layers
+    The place is counted here unless the caller sets it by hand.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        context: StepContext,
+        layers: Sequence[MXLinear],
+        close: Callable[[], None],
+        rank: int | None,
+        ranks: int | None,
+    ) -> None:
+        """Begin to count; `close` closes a step of the model, and the rest is as in `Handle.follow`."""
+        together = dist.is_available() and dist.is_initialized()
+        ranks = ranks if ranks is not None else dist.get_world_size() if together else 1
+        rank = rank if rank is not None else dist.get_rank() if together else 0
+        if not 0 <= rank < ranks <= 1 << 20:
+            raise LayerError(f"rank = {rank} of ranks = {ranks}: a rank is from 0 to ranks - 1, below 2^20")
+        if any(layer.census.listener is not None for layer in layers):
+            raise LayerError("another handle follows an optimizer of this model; call its unfollow() first")
+        self._context, self._layers, self._close = context, layers, close
+        self._followed: list[weakref.ref[Optimizer]] = []
+        self._closing = -1  # backward pass whose end closes the step
         share = STEP_TOKENS // ranks // _LONGEST * _LONGEST  # whole Hadamard groups
-        self._first, self._end = rank * share, (rank + 1) * share
+        self._first, self._last = rank * share, (rank + 1) * share
         self._tokens = 0
         self._drawn: set[int] = set()  # layers, by index, that have drawn for a forward pass at this place
         self._task = self._recomputing = -1  # backward passes, by autograd's numbers
         self._set(self._first)
+        for layer in layers:
+            layer.census.listener = partial(self._ran, layer)
+        self._hooks: list[Any] = [model.register_forward_pre_hook(self._begin_pass)]
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the object for a copied model's hook: it counts nothing, because no handle follows the copy."""
-        return {**vars(self), "_tokens": 0, "_origin": None}
+        return {"_tokens": 0, "_drawn": set()}
+
+    # Optimizers.
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The followed optimizers that still exist."""
+        return [one for reference in self._followed if (one := reference()) is not None]
+
+    def follow(self, optimizers: Sequence[Optimizer]) -> None:
+        """Follow these optimizers too."""
+        for optimizer in optimizers:
+            self._followed.append(weakref.ref(optimizer))
+            self._hooks.append(optimizer.register_step_post_hook(self._stepped))
+
+    def stop(self) -> None:
+        """Remove all hooks."""
+        for hook in self._hooks:
+            hook.remove()
+        for layer in self._layers:
+            layer.census.listener = None
+
+    def _stepped(self, optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
+        """Close the step that an optimizer took: its hook."""
+        # A GradScaler calls a fused optimizer also for the step that it skips.
+        skipped = getattr(optimizer, "found_inf", None)
+        if skipped is not None and bool(skipped):
+            for layer in self._layers:
+                layer.last_pass = None  # the step continues under the same number
+        elif not in_backward():
+            self._end_step()
+        elif self._closing != (task := torch._C._current_graph_task_id()):
+            # An optimizer that steps within the backward pass: the step ends with that pass.
+            self._closing = task
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_step)
+
+    def _end_step(self) -> None:
+        self._closing = -1
+        if any(census.trained for census in self._context.layers):
+            self._close()
+
+    # Micro-batches.
 
     def begin_step(self) -> None:
         """Go to the first micro-batch of a step."""
         self._tokens = 0
         self._drawn.clear()
-        if self.counts:
+        if self._counts:
             self._set(self._first)
 
     @property
-    def counts(self) -> bool:
+    def _counts(self) -> bool:
         """Whether the place is counted here: the place is still the one that was set last."""
-        return (self.context.token_origin, self.context.global_tokens) == (self._origin, STEP_TOKENS)
+        context = self._context
+        return (context.token_origin, context.global_tokens) == (self._origin, STEP_TOKENS)
 
-    def begin_pass(self, module: torch.nn.Module, arguments: Any) -> None:
+    def _begin_pass(self, module: torch.nn.Module, arguments: Any) -> None:
         """Note that a forward pass of the whole model begins: its forward pre-hook."""
         if not torch.compiler.is_compiling() and not in_backward():
             self._move_on()
 
-    def ran(self, layer: MXLinear, role: GemmRole | None, tokens: int) -> None:
+    def _ran(self, layer: MXLinear, role: GemmRole | None, tokens: int) -> None:
         """Note that a GEMM of a layer ran on this many tokens; without a role, that a forward pass of it begins.
 
         Raises:
@@ -82,7 +148,7 @@ class MicroBatches:
             return
         if role is GemmRole.FPROP:
             self._recomputing = -1
-            if layer.index in self._drawn and self.counts:
+            if layer.index in self._drawn and self._counts:
                 raise StepError(self._drawn_again(layer))
             if layer.draws_by_place:
                 self._drawn.add(layer.index)
@@ -96,12 +162,11 @@ class MicroBatches:
             torch.autograd.Variable._execution_engine.queue_callback(self._move_on)
 
     def _drawn_again(self, layer: MXLinear) -> str:
-        name = self.context.schedule.names[layer.index] if self.context.schedule else f"number {layer.index}"
         return (
-            f"the layer {name} ran twice in compiled code at the place of one micro-batch (step {self.context.step}, "
-            f"token {self._origin}), and would draw the same random bits: run the backward pass of each micro-batch "
-            "before the next forward pass, call the model that convert was given by its own forward and compile its "
-            "blocks alone, or set token_origin and global_tokens before each call; evaluate within torch.no_grad(); "
+            f"the layer {layer.census.name} ran twice in compiled code at the place of one micro-batch "
+            f"(step {self._context.step}, token {self._origin}), and would draw the same random bits: run the "
+            "backward pass of each micro-batch before the next forward pass, call the model that convert was given by "
+            "its own forward and compile its blocks alone, or set token_origin and global_tokens before each call; evaluate within torch.no_grad(); "
             "after an error call handle.restart()"
         )
 
@@ -109,14 +174,13 @@ class MicroBatches:
         """Go to the next micro-batch, if one ran."""
         self._drawn.clear()
         tokens, self._tokens = self._tokens, 0
-        if not tokens or not self.counts:
+        if not tokens or not self._counts:
             return
         origin = self._origin + tokens + -tokens % self._unit(tokens)
-        if origin > self._end:
+        if origin > self._last:
             raise StepError(
-                f"more than {self._end - self._first} tokens ran in a step on this rank, and it has random bits "
-                "for no more: "
-                "step the optimizer earlier, or set token_origin and global_tokens before each forward pass"
+                f"more than {self._last - self._first} tokens ran in a step on this rank, and it has random bits for "
+                "no more: step the optimizer earlier, or set token_origin and global_tokens before each forward pass"
             )
         self._set(origin)
 
@@ -124,14 +188,14 @@ class MicroBatches:
         """Return the number of tokens of which a micro-batch's place is a multiple: whole blocks of Wgrad."""
         if tokens % _LONGEST == 0:
             return 1
-        specs = {spec for layer in self.layers for spec in layer.recipe.operands(GemmRole.WGRAD)}
+        specs = {spec for layer in self._layers for spec in layer.recipe.operands(GemmRole.WGRAD)}
         return max(
             (operators.block_unit(spec) for spec in specs if isinstance(spec.format, BlockFormat)), default=1
         )
 
     def _set(self, origin: int) -> None:
         self._origin = origin
-        self.context.token_origin, self.context.global_tokens = origin, STEP_TOKENS
+        self._context.token_origin, self._context.global_tokens = origin, STEP_TOKENS
 
 
 def check_optimizers(
@@ -154,69 +218,3 @@ def check_optimizers(
             f"no followed optimizer holds the weights of {some(lost)}: make the optimizer after convert, "
             "fully_shard and model.to, pass all optimizers in one call, or freeze them by requires_grad_(False)"
         )
-
-
-class Follower:
-    """Closes the steps of a converted model when its optimizers step, and counts its micro-batches."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        context: StepContext,
-        layers: Mapping[str, MXLinear],
-        close: Callable[[], None],
-        rank: int | None,
-        ranks: int | None,
-    ) -> None:
-        """Begin to count; `close` closes a step of the model, and the rest is as in `Handle.follow`."""
-        together = dist.is_available() and dist.is_initialized()
-        ranks = ranks if ranks is not None else dist.get_world_size() if together else 1
-        rank = rank if rank is not None else dist.get_rank() if together else 0
-        if not 0 <= rank < ranks <= 1 << 20:
-            raise LayerError(f"rank = {rank} of ranks = {ranks}: a rank is from 0 to ranks - 1, below 2^20")
-        if any(layer.census.listener is not None for layer in layers.values()):
-            raise LayerError("another handle follows an optimizer of this model; call its unfollow() first")
-        self._context, self._layers, self._close = context, tuple(layers.values()), close
-        self._followed: list[weakref.ref[Optimizer]] = []
-        self._closing = -1  # backward pass whose end closes the step
-        self.micro_batches = MicroBatches(context, self._layers, rank, ranks)
-        for layer in self._layers:
-            layer.census.listener = partial(self.micro_batches.ran, layer)
-        self._registered: list[Any] = [model.register_forward_pre_hook(self.micro_batches.begin_pass)]
-
-    @property
-    def optimizers(self) -> list[Optimizer]:
-        """The followed optimizers that still exist."""
-        return [one for reference in self._followed if (one := reference()) is not None]
-
-    def follow(self, optimizers: Sequence[Optimizer]) -> None:
-        """Follow these optimizers too."""
-        for optimizer in optimizers:
-            self._followed.append(weakref.ref(optimizer))
-            self._registered.append(optimizer.register_step_post_hook(self._stepped))
-
-    def stop(self) -> None:
-        """Remove all hooks."""
-        for registered in self._registered:
-            registered.remove()
-        for layer in self._layers:
-            layer.census.listener = None
-
-    def _stepped(self, optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
-        """Close the step that an optimizer took: its hook."""
-        # A GradScaler calls a fused optimizer also for the step that it skips.
-        skipped = getattr(optimizer, "found_inf", None)
-        if skipped is not None and bool(skipped):
-            for layer in self._layers:
-                layer.last_pass = None  # the step continues under the same number
-        elif not in_backward():
-            self._end()
-        elif self._closing != (task := torch._C._current_graph_task_id()):
-            # An optimizer that steps within the backward pass: the step ends with that pass.
-            self._closing = task
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)
-
-    def _end(self) -> None:
-        self._closing = -1
-        if any(census.trained for census in self._context.layers):
-            self._close()

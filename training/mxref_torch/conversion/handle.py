@@ -173,7 +173,9 @@ class Handle:
         check_optimizers(optimizers, self._follower.optimizers if self._follower else (), layers)
         check_master_weights(self.model, layers.values())
         if self._follower is None:
-            self._follower = Follower(self.model, self.context, layers, self.advance, rank, ranks)
+            self._follower = Follower(
+                self.model, self.context, tuple(layers.values()), self.advance, rank, ranks
+            )
             # After a step that was closed by hand or captured, the context still has its number.
             self.context.step = self.context.next_step
         self._follower.follow(optimizers)
@@ -193,7 +195,7 @@ class Handle:
         advance(self.model)
         self.step += 1
         if self._follower is not None:
-            self._follower.micro_batches.begin_step()
+            self._follower.begin_step()
 
     def _note_plain_layers(self) -> None:
         """Warn once of each linear layer that was added since `convert`, or has replaced a converted one.
@@ -213,7 +215,7 @@ class Handle:
         """Discard what the current step has left in the layers, so that the step can be repeated from its start."""
         restart(self.model)
         if self._follower is not None:
-            self._follower.micro_batches.begin_step()
+            self._follower.begin_step()
 
     # State.
 
@@ -260,7 +262,7 @@ class Handle:
             self.context.step = before
             raise
         if self._follower is not None:
-            self._follower.micro_batches.begin_step()
+            self._follower.begin_step()
 
     def unconvert(self) -> nn.Module:
         """Put the nn.Linear modules back, with the same Parameters, hooks and mode, and return the model.

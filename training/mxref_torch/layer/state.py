@@ -76,7 +76,6 @@ class LayerState(nn.Linear):
         self.weight, self.bias = source.weight, source.bias
         self.context, self.index = context, index
         self.census = operators.LayerCensus()
-        self.census.whole = context.census
         context.layers.append(self.census)
         self.tally = operators.register_census(self.census)
         self.evaluation_tally = -self.tally
@@ -313,7 +312,6 @@ class LayerState(nn.Linear):
         """Take the state of `__getstate__`."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.release_weight()
-        self.census.whole = self.context.census
         self._join_schedule()
         # A copy counts for itself.
         self.tally.copy_(operators.register_census(self.census))

@@ -46,12 +46,10 @@ Census = Counter[Gemm]
 
 
 class LayerCensus(Counter[Gemm]):
-    """The census of one layer, whose GEMMs are counted into that of its model too."""
+    """The census of one layer."""
 
     name: str = ""
     """The layer's name in its model, for messages."""
-    whole: Census | None = None
-    """The census of the model."""
     ran: bool = False
     """Whether any GEMM of the layer ever ran."""
     trained: bool = False
@@ -185,8 +183,6 @@ def count(tally: torch.Tensor | None, role: str, a: OperandFormat, b: OperandFor
     if isinstance(census, LayerCensus):
         census.ran = True
         census.trained |= gemm[0] is not GemmRole.FPROP
-        if census.whole is not None:
-            census.whole[gemm] += 1
 
 
 _device_step: torch.Tensor | None = None
