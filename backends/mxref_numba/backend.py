@@ -16,7 +16,7 @@ from mxref.plan import QuantPlan
 from mxref.recipe import GemmProfile
 from mxref.steps.hadamard import Rotation
 from mxref_numba.compiled import running
-from mxref_numba.gemm.product import MAX_BOUNDED_SCALE, prepare, scaled_gemm
+from mxref_numba.gemm.profiles import MAX_BOUNDED_SCALE, prepare, scaled_gemm
 from mxref_numba.path import KernelPath, choose
 from mxref_numba.scalar.dequantize import dequantize
 from mxref_numba.scalar.quantize import quantize_planned

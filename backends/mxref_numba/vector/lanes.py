@@ -1,7 +1,11 @@
 """Vector code in Python notation: `Lanes` is a vector value whose operators emit LLVM instructions.
 
 Integer lanes are unsigned unless a method says otherwise. Nothing is emitted with fast-math flags, so every
-float32 operation is rounded once, in the order in which it is written.
+float32 operation is rounded once, in the order in which it is written: keep it so, the bits depend on it.
+
+LLVM provides nearly everything for vectors of any length. The instructions that it cannot express are the methods of
+`Avx512` and `Avx2`, which a test compares with NumPy. "Quarters" are the 16 bytes within which x86 narrows: a vector of
+512 bits has four, one of 256 bits two.
 """
 
 # Emitters work on IR values, which llvmlite does not annotate.
@@ -9,10 +13,9 @@ float32 operation is rounded once, in the order in which it is written.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from inspect import Parameter, Signature
-from typing import Any
+from typing import Any, ClassVar
 
 from llvmlite import ir
 from numba.core import cgutils, types
@@ -20,6 +23,9 @@ from numba.extending import intrinsic
 
 I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
+
+MAGNITUDE = 0x7FFFFFFF
+"""The bits of a float32 that are not its sign."""
 
 _NAMES = {F16: "f16", F32: "f32"}
 
@@ -153,24 +159,78 @@ class Lanes:
             instruction.set_metadata("nontemporal", one)
 
 
-class Instructions(ABC):
-    """The instructions in which targets differ (`instructions.py`); a quarter is 16 bytes of a vector."""
+def named(name: str, result: Any, lanes: Lanes, *values: Any) -> Lanes:
+    """Return the result of an LLVM function for lanes and further IR values; `result` is its type."""
+    operands = [lanes.value, *values]
+    function = cgutils.get_or_insert_function(
+        lanes.builder.module, ir.FunctionType(result, [value.type for value in operands]), f"llvm.{name}"
+    )
+    return Lanes(lanes.builder, lanes.builder.call(function, operands))
 
-    @abstractmethod
+
+class Instructions:
+    """The instructions in which targets differ, besides the number of lanes."""
+
+    _narrowing: ClassVar[dict[Any, str]]
+    _pairs: ClassVar[str]
+
     def at_most(self, v: Lanes, limit: Lanes) -> Lanes:
         """Return float32 magnitudes, at most `limit`; for NaN, any number."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def narrowed(self, a: Lanes, b: Lanes, element: Any) -> Lanes:
-        """Return lanes of half the width, alternately from a quarter of `a` and of `b`; values must fit unsigned."""
-
-    @abstractmethod
-    def pairs_summed(self, v: Lanes, weights: tuple[int, int]) -> Lanes:
-        """Return, of each pair of bytes, the sum of both times their weights: int16."""
-
-    @abstractmethod
     def look_up(self, table: tuple[float, ...], codes: Lanes) -> Lanes:
         """Return, for each int32 modulo 16, one of sixteen float32, of which the last eight are minus the first."""
+        raise NotImplementedError
+
+    def narrowed(self, a: Lanes, b: Lanes, element: Any) -> Lanes:
+        """Return lanes of half the width, alternately from a quarter of `a` and of `b`; values must fit unsigned."""
+        return named(self._narrowing[element], ir.VectorType(element, 2 * a.count), a, b.value)
+
+    def pairs_summed(self, v: Lanes, weights: tuple[int, int]) -> Lanes:
+        """Return, of each pair of bytes, the sum of both times their weights: int16."""
+        pairs = ir.Constant(v.value.type, list(weights) * (v.count // 2))
+        return named(self._pairs, ir.VectorType(I16, v.count // 2), v, pairs)
+
+
+class Avx512(Instructions):
+    """AVX-512: F, BW, DQ, VL and VBMI."""
+
+    _narrowing: ClassVar = {I16: "x86.avx512.packusdw.512", I8: "x86.avx512.packuswb.512"}
+    _pairs = "x86.avx512.pmaddubs.w.512"
+
+    def at_most(self, v: Lanes, limit: Lanes) -> Lanes:
+        """Return the smaller magnitude, in one instruction."""
+        lanes = v.value.type
+        smaller_magnitude_without_sign, all_lanes, as_rounded = 0b1010, 0xFFFF, 4
+        return named(
+            "x86.avx512.mask.range.ps.512", lanes, v, limit.value,
+            ir.Constant(I32, smaller_magnitude_without_sign), ir.Constant(lanes, ir.Undefined),
+            ir.Constant(I16, all_lanes), ir.Constant(I32, as_rounded),
+        )  # fmt: skip
+
+    def look_up(self, table: tuple[float, ...], codes: Lanes) -> Lanes:
+        """Look codes up in one vector that holds the whole table."""
+        values = codes.like(table)
+        return named("x86.avx512.permvar.sf.512", values.value.type, values, codes.value)
+
+
+class Avx2(Instructions):
+    """AVX2, FMA and F16C: the level x86-64-v3."""
+
+    _narrowing: ClassVar = {I16: "x86.avx2.packusdw", I8: "x86.avx2.packuswb"}
+    _pairs = "x86.avx2.pmadd.ub.sw"
+
+    def at_most(self, v: Lanes, limit: Lanes) -> Lanes:
+        """Return the smaller of limit and magnitude; the instruction gives its second operand for NaN."""
+        magnitude = (v.cast(I32) & MAGNITUDE).cast(v.element)
+        smaller = magnitude.builder.fcmp_ordered("<", magnitude.value, limit.value)
+        return Lanes(v.builder, smaller).choose(magnitude, limit)
+
+    def look_up(self, table: tuple[float, ...], codes: Lanes) -> Lanes:
+        """Look codes 0 to 7 up in one vector, and take bit 3 of the code as the sign."""
+        values = codes.like(table[:8])
+        magnitude = named("x86.avx2.permps", values.value.type, values, codes.value)
+        return (magnitude.cast(I32) | ((codes << 28) & ~MAGNITUDE)).cast(magnitude.element)
 
 
 def _width(element: Any) -> int:

@@ -30,8 +30,7 @@ from numba.extending import intrinsic
 from mxref_numba.compiled import kernel
 from mxref_numba.native import Native, bytes_at
 from mxref_numba.path import KernelPath
-from mxref_numba.vector.instructions import Avx2, Avx512, Neon
-from mxref_numba.vector.lanes import I64, Instructions, vector_code
+from mxref_numba.vector.lanes import I64, Avx2, Avx512, Instructions, vector_code
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Target:
     """A set of vector instructions."""
 
     path: str
-    """The path whose kernels are compiled for it, or the name of instructions that no path uses yet."""
+    """The path whose kernels are compiled for it."""
     bits: int
     """Width of a vector."""
     instructions: Instructions
@@ -85,9 +84,6 @@ TARGETS: dict[str, Target] = {
     KernelPath.AVX2: Target(KernelPath.AVX2, 256, Avx2(), "x86-64-v3", _if_found(AVX_VNNI)),
 }
 """The target of each path that has vector kernels."""
-
-NEON = Target("neon", 128, Neon())
-"""Advanced SIMD of AArch64, for which kernels are compiled ahead of time; no path runs them."""
 
 
 @cache

@@ -23,8 +23,8 @@ from strategies import Block, K, gemm_operands
 pytest.importorskip("numba")
 
 from mxref_numba.backend import NumbaBackend
-from mxref_numba.gemm import tile
-from mxref_numba.gemm.packing import tiling_of
+from mxref_numba.gemm import packed_tiles
+from mxref_numba.gemm.packed_panels import tiling_of
 from mxref_numba.path import KernelPath, available
 from mxref_numba.vector.target import TARGETS
 
@@ -188,8 +188,8 @@ def test_parts_that_caches_hold(
     """Groups and ranges of few panels, the last ones cut off."""
     a, b = operand(45, 96, 0, 255, seed=18), operand(170, 96, 100, 140, seed=19)
     (group, reach), tiling = records, tiling_of(TARGETS[path])
-    monkeypatch.setattr(tile, "_GROUP_BYTES", group * 3 * tiling.left_record)
-    monkeypatch.setattr(tile, "_RANGE_BYTES", reach * 3 * tiling.right_record)
+    monkeypatch.setattr(packed_tiles, "_GROUP_BYTES", group * 3 * tiling.left_record)
+    monkeypatch.setattr(packed_tiles, "_RANGE_BYTES", reach * 3 * tiling.right_record)
     check(BACKENDS[path], a, b)
 
 

@@ -172,6 +172,28 @@ def test_dots_at_the_limit_of_float64(
     assert check(kernels, a, b)[0, 0] == 2.0 ** sum(f.element.unit_exponent for f in pair)
 
 
+@pytest.mark.clause("gemm.ordered", "gemm.block_dot")
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "-".join(map(str, pair)))
+def test_scales_at_the_limits_of_float32(
+    kernels: NumbaBackend, pair: tuple[BlockFormat, BlockFormat]
+) -> None:
+    """The largest dots and the smallest ones, where their products with both scales leave float32."""
+    operands = []
+    for made in pair:
+        largest, smallest, negative = made.element.max_code, 1, made.element.sign | 1
+        rows = [[largest] * K, [largest] * K, [smallest] + [0] * (K - 1), [negative] + [0] * (K - 1)]
+        operands.append(
+            pack(np.uint8([[*rows[i], *rows[j]] for i, j in ((0, 3), (1, 2), (2, 3))]), made.element)
+        )
+    for total in (*range(98, 124, 5), *range(355, 380, 3)):
+        for code in (max(0, total - 254), total // 2, min(254, total)):
+            a, b = (
+                MXArray(codes, np.full((3, 2), scale, np.uint8), (3, 2 * K), 1, format=made)
+                for codes, scale, made in zip(operands, (code, total - code), pair, strict=True)
+            )
+            check(kernels, a, b)
+
+
 def test_of_quantized_arrays_of_any_strides(kernels: NumbaBackend) -> None:
     rng = np.random.default_rng(14)
     x, w = (rng.standard_t(1, shape).astype(np.float32) for shape in ((96, 64), (96, 130)))

@@ -20,11 +20,23 @@ from numba.core.caching import NullCache
 from numpy.typing import NDArray
 
 from mxref_numba import path
-from mxref_numba.gemm.dots import BytePairs, Dots, Vnni
+from mxref_numba.compiled import KERNELS
+from mxref_numba.gemm.packed_panels import BytePairs, Dots, Vnni
 from mxref_numba.native import address_of
 from mxref_numba.path import KernelPath
-from mxref_numba.vector.instructions import Avx2, Avx512, named
-from mxref_numba.vector.lanes import F32, I8, I16, I32, Lanes, constant, load, vector_code
+from mxref_numba.vector.lanes import (
+    F32,
+    I8,
+    I16,
+    I32,
+    Avx2,
+    Avx512,
+    Lanes,
+    constant,
+    load,
+    named,
+    vector_code,
+)
 from mxref_numba.vector.target import Target, VectorNative
 
 LIMIT = 6.0
@@ -205,6 +217,7 @@ def _matches(name: str, of: KernelPath, instructions: type = Avx2, dots: type = 
     native = VectorNative(applied, target)
     made = native.dispatcher()
     made._cache = NullCache()  # a fault must not be kept
+    KERNELS.remove(made)  # it is none of the package's
     native.__dict__["compiled"] = made.get_compile_result(types.void(*native._types))
     expected = operation.expected(a, b)
     found = np.zeros(target.bits // 8 // expected.itemsize, expected.dtype)

@@ -1,31 +1,41 @@
 """Scaled GEMM from packed operands: which kernels answer which profile and formats, and what they all share.
 
-Where an operand is not MXFP4, `wide` multiplies, on any CPU. All else here is for MXFP4.
-`ordered` has one result and two sets of kernels, `tile` and `portable`. A result of `ordered` is also valid for
-`bounded`, so `bounded` takes the fastest kernel: `ordered` of `tile` or `wide`, or float32 values and BLAS.
+There are three ways to multiply. `packed_tiles` is for MXFP4 on vectors, `plain_tiles` for any formats on any CPU; both
+give the result of `ordered`, which is also valid for `bounded`. `bounded` of MXFP4 without vectors takes what is faster
+there: float32 values and BLAS.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from mxref.errors import UnsupportedError
-from mxref.formats import CANONICAL_NAN, E8M0, MXFP4
+from mxref.formats import CANONICAL_NAN, E8M0, MXFP4, BlockFormat
 from mxref.gemm import prescale_product
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.recipe import GemmProfile
 from mxref_numba import memory
-from mxref_numba.gemm import portable, tile, wide
+from mxref_numba.gemm import packed_tiles, plain_tiles
 from mxref_numba.path import KernelPath
 from mxref_numba.scalar.dequantize import dequantize
 from mxref_numba.vector.target import TARGETS
 
 MAX_BOUNDED_SCALE = 252
 """Largest scale code at which every element fits float32: 6 * 2^125."""
+
+_Way = Literal["packed", "values", "plain"]
+
+
+def _way(a: BlockFormat, b: BlockFormat, profile: GemmProfile, path: KernelPath) -> _Way:
+    if not (a is MXFP4 and b is MXFP4):
+        return "plain"
+    if path in TARGETS:
+        return "packed"
+    return "plain" if profile is GemmProfile.ORDERED else "values"
 
 
 def scaled_gemm(
@@ -59,58 +69,39 @@ def scaled_gemm(
         out[...] = 0
         return out
     factor = np.float32(1 / prescale_product(a, b))
-    if not (a.format is MXFP4 and b.format is MXFP4):
-        wide.multiply(a, _wide_operand(b), b.format, factor, out)
-        _mark_nan(out, _nan_rows(a), _nan_rows(b))
-        return out
-    layout = b.layout if isinstance(b, PreparedArray) else prepare(b, profile, path)
-    if (target := TARGETS.get(path)) is not None:
-        left, right = tile.packed(target, a, is_right=False), layout[0]
-        tile.multiply_packed(target, left, right, a.scales.shape[1], factor, out)
-        nan_a, nan_b = (
-            tile.nan_rows(target, left, m, is_right=False),
-            tile.nan_rows(target, right, n, is_right=True),
-        )
-        _mark_nan(out, nan_a, nan_b)
-        return out
-    if profile is GemmProfile.ORDERED:
-        portable.multiply_turned(a, portable.Turned(*layout), factor, out)
+    way = _way(a.format, b.format, profile, path)
+    # A layout was made for a product with an operand of the same format.
+    made = isinstance(b, PreparedArray) and _way(b.format, b.format, profile, path) == way
+    layout = b.layout if made else _layout(b, way, path)  # type: ignore[attr-defined]
+    if way == "packed":
+        target, right = TARGETS[path], layout[0]
+        left = packed_tiles.packed(target, a, is_right=False)
+        packed_tiles.multiply_packed(target, left, right, a.scales.shape[1], factor, out)
+        spoiled_a = packed_tiles.spoiled(target, left, m, is_right=False)
+        spoiled_b = packed_tiles.spoiled(target, right, n, is_right=True)
     else:
-        _multiply_values(_values(a), layout[0], factor, out)
-    _mark_nan(out, _nan_rows(a), _nan_rows(b))
+        if way == "values":
+            _multiply_values(_values(a), layout[0], factor, out)
+        else:
+            plain_tiles.multiply(a, plain_tiles.DecodedOperand(*layout), b.format, factor, out)
+        spoiled_a, spoiled_b = (np.asarray(q.scales) == E8M0.nan_code for q in (a, b))
+    bits, nan = out.view(f"u{out.itemsize}"), CANONICAL_NAN >> (32 - 8 * out.itemsize)
+    if spoiled_a.any():
+        bits[spoiled_a.any(axis=1)] = nan
+    if spoiled_b.any():
+        bits[:, spoiled_b.any(axis=1)] = nan
     return out
-
-
-def _wide_operand(b: MXArray) -> wide.DecodedOperand:
-    # The layout of an MXFP4 operand serves only a product with MXFP4.
-    if isinstance(b, PreparedArray) and b.format is not MXFP4:
-        return wide.DecodedOperand(*b.layout)
-    return wide.decoded_operand(b, turn=True)
 
 
 def prepare(q: MXArray, profile: GemmProfile, path: KernelPath) -> tuple[NDArray[Any], ...]:
     """Return the layout of a right operand that `scaled_gemm` would otherwise make itself; () for an empty matrix."""
-    if not q.codes.size:
-        return ()
-    if q.format is not MXFP4:
-        return tuple(wide.decoded_operand(q, turn=True))
-    if (target := TARGETS.get(path)) is not None:
-        return (tile.packed(target, q, is_right=True),)
-    return tuple(portable.turned(q)) if profile is GemmProfile.ORDERED else (_values(q),)
+    return _layout(q, _way(q.format, q.format, profile, path), path) if q.codes.size else ()
 
 
-def _nan_rows(q: MXArray) -> NDArray[np.bool_]:
-    spoiled: NDArray[np.bool_] = (np.asarray(q.scales) == E8M0.nan_code).any(axis=1)
-    return spoiled
-
-
-def _mark_nan(out: NDArray[Any], rows: NDArray[np.bool_], columns: NDArray[np.bool_]) -> None:
-    bits = out.view(f"u{out.itemsize}")
-    nan = CANONICAL_NAN >> (32 - 8 * out.itemsize)
-    if rows.any():
-        bits[rows] = nan
-    if columns.any():
-        bits[:, columns] = nan
+def _layout(q: MXArray, way: _Way, path: KernelPath) -> tuple[NDArray[Any], ...]:
+    if way == "packed":
+        return (packed_tiles.packed(TARGETS[path], q, is_right=True),)
+    return (_values(q),) if way == "values" else tuple(plain_tiles.decoded_operand(q, turn=True))
 
 
 def _check_bounded(name: str, q: MXArray) -> None:

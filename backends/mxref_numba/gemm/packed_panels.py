@@ -1,15 +1,21 @@
-"""How the GEMM of MXFP4 cuts C into tiles and packs its operands, for vectors of any length.
+"""How the GEMM of MXFP4 adds up a block's products, cuts C into tiles, and packs its operands for both.
 
-A block dot is exact in integers, whatever the order of its products (`dots`). Both operands are packed into panels
-of rows, and a panel into one record per block, in order. With R rows and N columns in a tile:
+A block dot is exact in integers, whatever the order of its products. A vector has a word of four bytes for each column
+of C. A step adds the four products of a word of A, the same for all columns, with each column's word of B. E2M1 values
+are held as 2P, from -12 to 12, so a dot is at most 32 * 144 = 4608. x86 multiplies unsigned bytes by signed ones: A is
+held as 2P + 12 (0 to 24), and a dot starts from -12 times the sum of B's block. Partial sums are then at most
+32 * 24 * 12 = 9216, which int16 holds too.
+
+Both operands are packed into panels of rows, and a panel into one record per block, in order. With R rows and N columns
+in a tile:
 
     left record              bytes [R rows][8 groups][4]       int32 [R], what the scale adds to a power's bits
-    right record             bytes [8 groups][N rows][4]       int32 [N], where the dots start, unless all start at 0
+    right record             bytes [8 groups][N rows][4]       int32 [N], where the dots start
                                                                int32 [N], what the scale adds to a power's bits
 
 Of a block's 16 packed bytes, the low nibbles become its first four groups and the high ones the last four.
 A block that is NaN or all zeros gets the scale 2^0: it adds nothing, and rows with a NaN are overwritten
-at the end.
+at the end. The numbers of a `Tiling` may be changed: they are about registers, and no bit depends on them.
 """
 
 # Emitters work on IR values, which llvmlite does not annotate.
@@ -24,9 +30,8 @@ from typing import Any
 from llvmlite import ir
 
 from mxref.formats import E2M1, E8M0
-from mxref_numba.gemm.dots import BytePairs, Dots, SignedDots, SignedProducts, Vnni
 from mxref_numba.path import KernelPath
-from mxref_numba.vector.lanes import I8, I32, I64, Lanes, constant, load
+from mxref_numba.vector.lanes import I8, I16, I32, I64, Lanes, constant, load, named
 from mxref_numba.vector.target import AVX_VNNI, Target
 
 LOWEST_SUM, HIGHEST_SUM = 130, 383
@@ -35,6 +40,72 @@ LOWEST_SUM, HIGHEST_SUM = 130, 383
 GROUPS = 8
 TWICE = [sign * int(2 * magnitude) for sign in (1, -1) for magnitude in E2M1.magnitudes]
 """2P of all codes."""
+OFFSET = 12
+"""What is added to A's bytes to make them unsigned."""
+
+
+class Dots:
+    """How an instruction set adds up products of bytes."""
+
+    def entries(self, table: list[int], index: Lanes) -> Lanes:
+        """Return bytes of a table of sixteen, for indices below 16."""
+        name = {16: "ssse3.pshuf.b.128", 32: "avx2.pshuf.b", 64: "avx512.pshuf.b.512"}[index.count]
+        entries = constant(index.builder, I8, table * (index.count // 16))
+        return named(f"x86.{name}", index.value.type, entries, index.value)
+
+    def add(self, partial: Any, starts: Lanes, left: Lanes, right: Lanes) -> Any:
+        """Return partial dots plus the products of one step.
+
+        Args:
+            partial: the result of the step before, or None in the first.
+            starts: int32, where the dots start.
+            left: one word of A in all lanes.
+            right: words of B.
+        """
+        raise NotImplementedError
+
+    def total(self, partial: Any, starts: Lanes) -> Lanes:
+        """Return the dots, int32, from the result of the last step."""
+        raise NotImplementedError
+
+
+class Vnni(Dots):
+    """VPDPBUSD adds the four products of a word to an int32."""
+
+    def add(self, partial, starts, left, right):
+        """Return int32."""
+        sums = partial or starts
+        return named(f"x86.avx512.vpdpbusd.{32 * sums.count}", sums.value.type, sums, left.value, right.value)
+
+    def total(self, partial, starts):
+        """Return what is there."""
+        return partial
+
+
+class BytePairs(Dots):
+    """VPMADDUBSW adds two products to an int16; VPMADDWD makes int32 of pairs of these."""
+
+    def add(self, partial, starts, left, right):
+        """Return int16, two for each column."""
+        kind = ir.VectorType(I16, 2 * right.count)
+        products = named("x86.avx2.pmadd.ub.sw", kind, left.cast(I8), right.cast(I8).value)
+        return _in_order(partial + products if partial else products)
+
+    def total(self, partial, starts):
+        """Return the sums of pairs, and the starts."""
+        ones = constant(partial.builder, I16, [1] * partial.count)
+        return named("x86.avx2.pmadd.wd", starts.value.type, partial, ones.value) + starts
+
+
+def _in_order(lanes: Lanes) -> Lanes:
+    """Return the lanes, computed after all others for which this was emitted before.
+
+    LLVM would compute one dot after the other, and keep all words of a block on the stack for that.
+    """
+    kind = lanes.value.type
+    nothing = ir.FunctionType(kind, [kind])
+    in_a_register = lanes.builder.asm(nothing, "", "=x,0", [lanes.value], side_effect=True)
+    return Lanes(lanes.builder, in_a_register)
 
 
 @dataclass(frozen=True)
@@ -73,7 +144,7 @@ class Tiling:
     @property
     def right_scales(self) -> int:
         """Offset of the scale words in a right record."""
-        return self.starts + self.columns * 4 * bool(self.dots.offset)
+        return self.starts + self.columns * 4
 
     @property
     def right_record(self) -> int:
@@ -93,10 +164,6 @@ A block costs each vector eight VPMADDUBSW, one VPMADDWD and one FMA on the same
 """
 AVX2_VNNI = Tiling(lanes=8, rows=6, vectors=2, dots=Vnni(), masks=False)
 """For CPUs with VPDPBUSD of 256 bits (AVX-VNNI): the dots take 12 registers."""
-NEON = Tiling(lanes=4, rows=4, vectors=2, dots=SignedProducts(), masks=False)
-"""For any Arm of 64 bits: dots take two registers each, 16 of 32, and sums 8."""
-NEON_DOTS = Tiling(lanes=4, rows=4, vectors=3, dots=SignedDots(), masks=False)
-"""For Armv8.2 with SDOT, and later."""
 
 
 def tiling_of(target: Target) -> Tiling:
@@ -201,7 +268,7 @@ def pack_left(tiling: Tiling, builder: ir.IRBuilder, arguments: Sequence[Any]) -
     codes, scales, blocks, record, row, found, found_pitch = arguments
     values = builder.add(record, builder.mul(row, I64(32)))
     words = after(builder, builder.add(record, builder.mul(row, I64(4))), tiling.left_scales)
-    table = [twice + tiling.dots.offset for twice in TWICE]
+    table = [twice + OFFSET for twice in TWICE]
 
     def block(codes, scales, values, words):
         packed = load(builder, I8, 16, codes)
@@ -263,13 +330,12 @@ def pack_right(tiling: Tiling, builder: ir.IRBuilder, arguments: Sequence[Any]) 
     def block(codes, scales, record):
         groups = _groups([load(builder, I32, 4, builder.add(codes, row)) for row in code_rows])
         decoded = [_decoded(dots, group.cast(I8), TWICE) for group in groups]
-        offsets, none = (same(builder, I32, n, lanes) for n in (dots.offset * 0x01010101, 0))
+        offsets, none = (same(builder, I32, n, lanes) for n in (OFFSET * 0x01010101, 0))
         products = None
         for i, values in enumerate([*(low for low, _ in decoded), *(high for _, high in decoded)]):
             values.store(after(builder, record, i * tiling.columns * 4))
             products = dots.add(products, none, offsets, values.cast(I32))
-        if dots.offset:
-            (none - dots.total(products, none)).store(after(builder, record, tiling.starts))
+        (none - dots.total(products, none)).store(after(builder, record, tiling.starts))
         scale = same(builder, I8, 0, lanes).value
         for r, row in enumerate(scale_rows):
             byte = load(builder, I8, 1, builder.add(scales, row)).value

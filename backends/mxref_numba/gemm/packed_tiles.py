@@ -1,7 +1,7 @@
 """`ordered` of MXFP4 in vector code: operands are packed, and tiles of C are computed in a cache-friendly order.
 
-`packing` has the layout. B's panels are divided into ranges that fit the outer cache, and A's into groups that fit the
-inner cache. All of A is multiplied by one range of B before the next range begins.
+`packed_panels` has the layout. B's panels are divided into ranges that fit the outer cache, and A's into groups that
+fit the inner cache. All of A is multiplied by one range of B before the next range begins.
 
 A tile is computed from a panel of A and one of B. The dots of a block stay in registers, and with enough of these the
 sums do over all blocks; each group of a row of A is broadcast from memory. The sum of the two scale words is the bits
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from mxref.mxarray import MXArray
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import kernel, share
-from mxref_numba.gemm.packing import (
+from mxref_numba.gemm.packed_panels import (
     GROUPS,
     HIGHEST_SUM,
     LOWEST_SUM,
@@ -39,8 +39,7 @@ from mxref_numba.gemm.packing import (
     tiling_of,
 )
 from mxref_numba.native import address_of, bytes_at, fields_at, run_native
-from mxref_numba.vector.instructions import named
-from mxref_numba.vector.lanes import F32, I16, I32, I64, Lanes, constant, load, splat, vector_code
+from mxref_numba.vector.lanes import F32, I16, I32, I64, Lanes, constant, load, named, splat, vector_code
 from mxref_numba.vector.target import Target, VectorNative, copy_bytes, target_of
 
 _K = 32
@@ -89,8 +88,7 @@ def _sums(
         return splat(builder, word, lanes)
 
     def block(left, right, *totals):
-        none = [same(builder, I32, 0, lanes)] * tiling.vectors
-        starts = columns(right, tiling.starts) if tiling.dots.offset else none
+        starts = columns(right, tiling.starts)
         dots: list[list[Any]] = [[None] * tiling.vectors] * tiling.rows
         for group in range(GROUPS):
             b = columns(right, group * tiling.columns * 4)
@@ -373,8 +371,8 @@ def multiply_packed(
     run_native(_multiply_share.on(target), job, work)
 
 
-def nan_rows(target: Target, operand: NDArray[np.uint8], rows: int, *, is_right: bool) -> NDArray[np.bool_]:
-    """Return which of the rows of a packed operand have a NaN block."""
+def spoiled(target: Target, operand: NDArray[np.uint8], rows: int, *, is_right: bool) -> NDArray[np.bool_]:
+    """Return which of the rows of a packed operand have a NaN block, [rows, 1]."""
     height = tiling_of(target).columns if is_right else tiling_of(target).rows
     padded = -(-rows // height) * height
-    return operand[len(operand) - padded :][:rows].view(np.bool_)
+    return operand[len(operand) - padded :][:rows, None].view(np.bool_)

@@ -1,0 +1,512 @@
+"""`ordered` for every pair of formats and on any CPU, in plain Numba.
+
+Operands are decoded to float32 first. A tile of C then takes one block of 32 after the other, in order.
+
+The products of a block are multiples of one power of two, so a partial sum is exact, whatever the order, as long as
+the bits that the magnitudes of both blocks span, and five for the 32 products, fit the type. There are two types:
+
+- float32, where these bits fit its 24 for any blocks of both formats (all pairs of elements with 4 or 6 bits), and all
+  scales are moderate, so that the product of a dot and both scales is exact too. Fused multiply-adds (`contract`) then
+  give the same bits as separate ones.
+- float64 for all else. Two blocks of E4M3 span 36 bits together at most, one of E4M3 and one of E5M2 50, two of E5M2
+  64. Where two blocks span more than 48, their dot comes from integers (`_split_sum`), by itself.
+
+Adding a dot to a float32 must round only once. A float64 sum rounded to odd, its last bit set where it is inexact,
+rounds to float32 as the real sum does: it has more than two bits to spare (Boldo and Melquiond, "Emulation of a FMA and
+correctly rounded sums: proved algorithms using rounding to odd", IEEE Transactions on Computers, 2008).
+
+Codes of NaN and Inf are decoded to NaN and Inf, and IEEE arithmetic gives what the definition requires. The sizes of
+tiles may be changed: no bit depends on them.
+"""
+
+# Kernels have no annotations: Numba infers their types.
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import carray  # type: ignore[attr-defined]
+from numba.core import types
+from numpy.typing import NDArray
+
+from mxref.formats import CANONICAL_NAN, E8M0, BlockFormat, ElementFormat
+from mxref.mxarray import MXArray
+from mxref_numba import compiled, memory
+from mxref_numba.compiled import bits_of, float_of, kernel, share
+from mxref_numba.elements import decoded, held_bits
+from mxref_numba.native import Native, address_of, bytes_at, fields_at, floats_at, pointer_to, run_native
+from mxref_numba.scalar.dequantize import code_rows
+from mxref_numba.scalar.scale import NAN_CODE
+
+_K = 32
+_TURNED_ROWS = 64
+_ROOM = 4 * _TURNED_ROWS * _K
+"""Bytes of a worker that decodes rows to turn them."""
+_SPAN = 53 - 5
+"""Bits that the magnitudes of two blocks may span together in a dot of 32 products in float64."""
+_HALF = 16
+"""Bits of an element, in units of its format, that the integers of `_split_sum` take apart."""
+_NEUTRAL, _NAN = np.uint8(E8M0.bias), np.uint32(CANONICAL_NAN)
+
+
+class _Tiling(NamedTuple):
+    """A tile of C, and where a worker's scratch has what it is computed from."""
+
+    rows: int
+    columns: int
+    pitch: int
+    """Elements from row to row of scratch: rows a power of two apart would compete for the same cache sets."""
+    products_per_element: int
+    """Multiplications that take as long as quantizing an element, roughly."""
+    a: int
+    """Elements of A."""
+    b: int
+    dots: int
+    powers: int
+    """The scales of B."""
+    sums: int
+    mended: int
+    """Single sums."""
+    size: int
+
+
+def _tiling(rows: int, columns: int, pitch: int, item: int, products_per_element: int) -> _Tiling:
+    sizes = (
+        *(item * n for n in (rows * _K, _K * pitch, 4 * pitch, pitch)),
+        *(4 * n for n in (rows * pitch, pitch)),
+    )
+    return _Tiling(rows, columns, pitch, products_per_element, *accumulate(sizes, initial=0))
+
+
+# Scratch starts at a cache line; elsewhere a product takes up to half as long again.
+_NARROW, _WIDE = _tiling(128, 256, 272, 4, 32), _tiling(64, 128, 136, 8, 16)
+_SCRATCH = max(_NARROW.size, _WIDE.size)
+
+_doubles_at, _integers_at, _halves_at, _words_at = map(
+    pointer_to, (types.float64, types.uint64, types.uint16, types.uint32)
+)
+
+
+# ---- operands ----
+
+
+class DecodedOperand(NamedTuple):
+    """An operand of at least one row and one block, decoded."""
+
+    values: NDArray[np.float32]
+    """Element values [rows, K]; [K, rows] for the right side, so that inner loops run along rows of C."""
+    found: NDArray[np.uint8]
+    """What is known of blocks, [2, K / 32, rows]: the bits from the lowest to the highest that their finite
+    magnitudes have; and their scale codes, 127 (2^0) for those of NaN and of blocks that add nothing."""
+
+
+@cache
+def _integers(element: ElementFormat) -> NDArray[np.uint64]:
+    """Return the magnitudes of held codes in units of the smallest one, uint64; 0 for NaN and Inf."""
+    magnitudes = np.abs(decoded(element).astype(np.float64))
+    units = np.ldexp(np.where(np.isfinite(magnitudes), magnitudes, 0), -element.unit_exponent)
+    integers = units.astype(np.uint64)
+    integers.flags.writeable = False
+    return integers
+
+
+@cache
+def _table(element: ElementFormat) -> NDArray[np.float32]:
+    """Return the values of a byte of held codes: float32 [256], or of its two codes of four bits [512]."""
+    values = decoded(element)
+    if held_bits(element) == 8:
+        return values
+    byte = np.arange(256)
+    return np.stack([values[byte & 15], values[byte >> 4]], axis=-1).reshape(-1)
+
+
+@kernel
+def _bit_span(seen):
+    """Return the bits from the lowest set one to the highest set one: 0 for none."""
+    if seen == np.uint64(0):
+        return np.uint8(0)
+    span = 0
+    while seen & np.uint64(1) == np.uint64(0):
+        seen = np.uint64(seen >> np.uint64(1))
+    while seen:
+        seen = np.uint64(seen >> np.uint64(1))
+        span += 1
+    return np.uint8(span)
+
+
+@kernel(inline="always")
+def _decode_block(codes, bits, table, integers, values):
+    seen = np.uint64(0)
+    if bits == 8:
+        for i in range(np.uint64(_K)):
+            values[i] = table[codes[i]]
+            seen = np.uint64(seen | integers[codes[i]])
+    else:
+        pairs, both = table.view(np.uint64), values.view(np.uint64)
+        for i in range(np.uint64(_K // 2)):
+            both[i] = pairs[codes[i]]
+            seen = np.uint64(seen | codes[i])
+        # A code of four bits spans few bits, whatever it is.
+        return np.uint8(4) if seen & np.uint64(0x77) else np.uint8(0)
+    return _bit_span(seen)
+
+
+class _Decoding(NamedTuple):
+    """The decoding of an operand; places in memory are addresses."""
+
+    codes: int
+    scales: int
+    rows: int
+    blocks: int
+    bits: int
+    """Of a held code."""
+    turn: int
+    table: int
+    integers: int
+    values: int
+    found: int
+    room: int
+
+
+_decoding_at = fields_at(_Decoding)
+
+
+@Native
+def _decode_share(arguments, worker, workers):
+    job = _decoding_at(arguments)
+    rows, blocks, bits, turn = job.rows, job.blocks, job.bits, job.turn
+    size = _K * bits // 8
+    codes = carray(bytes_at(job.codes), (rows, blocks * size))
+    scales = carray(bytes_at(job.scales), (rows, blocks))
+    table, integers = carray(floats_at(job.table), (512,)), carray(_integers_at(job.integers), (256,))
+    by_row = carray(floats_at(job.values), (rows, blocks * _K))
+    by_column = carray(floats_at(job.values), (blocks * _K, rows))
+    spans = carray(bytes_at(job.found), (blocks, rows))
+    live = carray(bytes_at(job.found + blocks * rows), (blocks, rows))
+    room = carray(floats_at(job.room + worker * _ROOM), (_TURNED_ROWS, _K))
+    begin, end = share(rows, worker, workers)
+    for first in range(begin, end, _TURNED_ROWS):
+        count = min(_TURNED_ROWS, end - first)
+        for b in range(blocks):
+            for r in range(count):
+                block = codes[first + r, b * size : (b + 1) * size]
+                target = room[r] if turn else by_row[first + r, b * _K : (b + 1) * _K]
+                span, scale = _decode_block(block, bits, table, integers, target), scales[first + r, b]
+                spans[b, first + r] = span
+                live[b, first + r] = scale if span and scale != NAN_CODE else _NEUTRAL
+            if turn:
+                top, left = np.uint64(b * _K), np.uint64(first)
+                for i in range(np.uint64(_K)):
+                    for r in range(np.uint64(count)):
+                        by_column[top + i, left + r] = room[r, i]
+
+
+def decoded_operand(q: MXArray, *, turn: bool) -> DecodedOperand:
+    """Return an operand of at least one row and one block, decoded for the right side of the product if `turn`."""
+    codes, scales = code_rows(q)
+    rows, blocks = scales.shape
+    values = memory.empty((q.length, rows) if turn else (rows, q.length), np.float32)
+    found = np.empty((2, blocks, rows), np.uint8)
+    element, work = q.format.element, rows * q.length
+    room = np.empty(compiled.worker_count(work) * _ROOM, np.uint8)
+    table, integers = _table(element), _integers(element)
+    job = _Decoding(
+        codes=address_of(codes), scales=address_of(scales), rows=rows, blocks=blocks, bits=held_bits(element),
+        turn=turn, table=address_of(table), integers=address_of(integers), values=address_of(values),
+        found=address_of(found), room=address_of(room),
+    )  # fmt: skip
+    run_native(_decode_share, job, work)
+    return DecodedOperand(values, found)
+
+
+# ---- dots and sums ----
+
+
+@kernel(fastmath={"contract"})
+def _fill_dots(a, b, r, width, dots):
+    """Fill dots[:4, :width] with the dot products of rows r .. r + 3 of a [., 32] with columns of b [32, .]."""
+    for i in range(4):
+        for c in range(width):
+            dots[i, c] = 0
+    for j in range(0, _K, 4):
+        a00, a01, a02, a03 = a[r, j], a[r, j + 1], a[r, j + 2], a[r, j + 3]
+        a10, a11, a12, a13 = a[r + 1, j], a[r + 1, j + 1], a[r + 1, j + 2], a[r + 1, j + 3]
+        a20, a21, a22, a23 = a[r + 2, j], a[r + 2, j + 1], a[r + 2, j + 2], a[r + 2, j + 3]
+        a30, a31, a32, a33 = a[r + 3, j], a[r + 3, j + 1], a[r + 3, j + 2], a[r + 3, j + 3]
+        for c in range(width):
+            b0, b1, b2, b3 = b[j, c], b[j + 1, c], b[j + 2, c], b[j + 3, c]
+            dots[0, c] = dots[0, c] + (a00 * b0 + a01 * b1 + a02 * b2 + a03 * b3)
+            dots[1, c] = dots[1, c] + (a10 * b0 + a11 * b1 + a12 * b2 + a13 * b3)
+            dots[2, c] = dots[2, c] + (a20 * b0 + a21 * b1 + a22 * b2 + a23 * b3)
+            dots[3, c] = dots[3, c] + (a30 * b0 + a31 * b1 + a32 * b2 + a33 * b3)
+
+
+@kernel
+def _narrow_power(code):
+    """Return 2^(code - 127), float32; at code 0 it is subnormal."""
+    return float_of(np.uint32(code) << np.uint32(23)) if code else float_of(1 << 22)
+
+
+@kernel
+def _wide_power(code):
+    """Return 2^(code - 127), float64."""
+    return np.uint64(np.uint64(code + (1023 - 127)) << np.uint64(52)).view(np.float64)
+
+
+@kernel(fastmath={"contract"})
+def _add_narrow(sums, dots, a, b, row, width, power, powers, span, spans, widest, units_a, units_b, mended):
+    for c in range(width):
+        sums[c] = np.float32(sums[c] + dots[c] * power * powers[c])
+
+
+@kernel
+def _two_sum(x, y):
+    """Return x + y rounded, and the error, exactly."""
+    total = x + y
+    other = total - x
+    return total, (x - (total - other)) + (y - other)
+
+
+@kernel
+def _odd_sum(x, y):
+    """Return x + y rounded to odd: the sum if it is a float64, else the neighbour of it whose last bit is set."""
+    total, error = _two_sum(x, y)
+    bits = np.float64(total).view(np.int64)
+    # One step toward the error if the error is not 0 (nor NaN) and the last bit is 0; negative numbers step up.
+    step = np.int64(np.int64(error > 0) - np.int64(error < 0)) & np.int64((bits & np.int64(1)) - np.int64(1))
+    negative = np.int64(bits >> np.int64(63))
+    odd = np.int64(bits + np.int64(np.int64(step ^ negative) - negative))
+    return np.uint64(odd).view(np.float64)
+
+
+@kernel
+def _accumulate(sums, dots, width, power_a, powers_b):
+    for c in range(width):
+        sums[c] = np.float32(_odd_sum(np.float64(sums[c]), dots[c] * (power_a * powers_b[c])))
+
+
+@kernel
+def _split_sum(acc, a, b, row, column, units_a, units_b, power):
+    """Return acc plus the dot of a row of `a` and a column of `b`, times `power`, rounded once: float32.
+
+    Elements times `units_a` or `units_b` are integers below 2^32. Those of `a` are cut in two halves, whose dots are
+    below 2^53.
+    """
+    high, low = np.int64(0), np.int64(0)
+    for i in range(_K):
+        left, right = np.int64(a[row, i] * units_a), np.int64(b[i, column] * units_b)
+        high += (left >> _HALF) * right
+        low += (left & ((1 << _HALF) - 1)) * right
+    unit = power / (units_a * units_b)
+    top, rest = _two_sum(np.float64(high) * (unit * (1 << _HALF)), np.float64(low) * unit)
+    total, error = _two_sum(np.float64(acc), top)
+    return np.float32(_odd_sum(total, _odd_sum(error, rest)))
+
+
+@kernel
+def _mend(row, sums, dots, a, b, width, span, spans, power_a, powers, units_a, units_b, mended):
+    """Fill mended[:width] with the sums of a row, as they are to be, where its dots are not exact."""
+    for c in range(width):
+        if span + spans[c] > _SPAN and sums[c] - sums[c] == 0 and dots[c] - dots[c] == 0:
+            mended[c] = _split_sum(sums[c], a, b, row, c, units_a, units_b, power_a * powers[c])
+
+
+@kernel(inline="always")
+def _add_wide(sums, dots, a, b, row, width, power, powers, span, spans, widest, units_a, units_b, mended):
+    wide = span + widest > _SPAN
+    if wide:
+        for c in range(width):
+            mended[c] = np.float32(np.nan)
+        _mend(row, sums, dots, a, b, width, span, spans, power, powers, units_a, units_b, mended)
+    _accumulate(sums, dots, width, power, powers)
+    if wide:
+        for c in range(width):
+            if mended[c] == mended[c]:
+                sums[c] = mended[c]
+
+
+# ---- the product ----
+
+
+class _Pair(NamedTuple):
+    """What follows from the elements of both operands."""
+
+    lowest: int
+    """The least sum of two scale codes with which float32 holds the product of any dot."""
+    highest: int
+    """The largest such sum; less than `lowest` where float32 does not hold every dot."""
+    units_a: np.float32
+    """How many of the smallest magnitude are 1."""
+    units_b: np.float32
+
+
+@cache
+def _pair(a: ElementFormat, b: ElementFormat) -> _Pair:
+    unit = a.unit_exponent + b.unit_exponent
+    bits = 5 + sum(int(_integers(each).max()).bit_length() for each in (a, b))
+    # A dot is a multiple of 2^unit below 2^(unit + bits); what float32 holds, of 2^-149 and below 2^128.
+    lowest = 2 * E8M0.bias - 149 - unit
+    highest = 2 * E8M0.bias + 128 - unit - bits if bits <= 24 else lowest - 1
+    return _Pair(lowest, highest, *(np.float32(2.0**-each.unit_exponent) for each in (a, b)))
+
+
+class _Product(NamedTuple):
+    """A product of decoded operands; places in memory are addresses."""
+
+    a_values: int
+    a_found: int
+    b_values: int
+    b_found: int
+    m: int
+    n: int
+    blocks: int
+    pair: _Pair
+    factor: np.float32
+    out: int
+    item: int
+    """Bytes of an element of C."""
+    scratch: int
+
+
+_product_at = fields_at(_Product)
+
+
+@kernel
+def _bfloat16_bits(bits):
+    """Return the upper half of a float32, rounded to nearest, ties to even; of NaNs only the canonical one is kept."""
+    odd = np.uint32((bits >> np.uint32(16)) & np.uint32(1))
+    return np.uint16(np.uint32(bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+
+
+@kernel(inline="always")
+def _store(sums, row, column, height, width, job):
+    """Store sums[:height, :width] times the factor as a tile of C, float32 or bfloat16."""
+    wide, narrow = carray(_words_at(job.out), (job.m, job.n)), carray(_halves_at(job.out), (job.m, job.n))
+    top, left, factor, item = np.uint64(row), np.uint64(column), job.factor, job.item
+    for r in range(np.uint64(height)):
+        for c in range(np.uint64(width)):
+            value = sums[r, c] * factor
+            bits = np.uint32(bits_of(value)) if value == value else _NAN
+            if item == 4:
+                wide[top + r, left + c] = bits
+            else:
+                narrow[top + r, left + c] = _bfloat16_bits(bits)
+
+
+def _multiplier(tiling: _Tiling, elements_at: Any, power_of: Any, add: Any) -> Any:
+    """Return a kernel that computes a worker's tiles of C with numbers of one type."""
+    tile_rows, tile_columns, pitch, _, a_at, b_at, dots_at, powers_at, sums_at, mended_at, _ = tiling
+
+    @kernel(inline="always")
+    def multiply(job, worker, workers):
+        m, n, blocks, scratch = job.m, job.n, job.blocks, job.scratch + worker * _SCRATCH
+        units_a, units_b = np.float64(job.pair.units_a), np.float64(job.pair.units_b)
+        a_values = carray(floats_at(job.a_values), (m, blocks * _K))
+        b_values = carray(floats_at(job.b_values), (blocks * _K, n))
+        a_spans, a_scales = (
+            carray(bytes_at(job.a_found), (blocks, m)), carray(bytes_at(job.a_found + blocks * m), (blocks, m))
+        )  # fmt: skip
+        b_spans, b_scales = (
+            carray(bytes_at(job.b_found), (blocks, n)), carray(bytes_at(job.b_found + blocks * n), (blocks, n))
+        )  # fmt: skip
+        a, b = (
+            carray(elements_at(scratch + a_at), (tile_rows, _K)), carray(elements_at(scratch + b_at), (_K, pitch))
+        )  # fmt: skip
+        dots, powers = (
+            carray(elements_at(scratch + dots_at), (4, pitch)), carray(elements_at(scratch + powers_at), (pitch,))
+        )  # fmt: skip
+        sums = carray(floats_at(scratch + sums_at), (tile_rows, pitch))
+        mended = carray(floats_at(scratch + mended_at), (pitch,))
+        across = -(-n // tile_columns)
+        begin, end = share(-(-m // tile_rows) * across, worker, workers)
+        for task in range(begin, end):
+            row, column = task // across * tile_rows, task % across * tile_columns
+            height, width = min(tile_rows, m - row), min(tile_columns, n - column)
+            for r in range(height):
+                for c in range(np.uint64(width)):
+                    sums[r, c] = np.float32(0)
+            for block in range(blocks):
+                top, left = np.uint64(block * _K), np.uint64(column)
+                for r in range(height):
+                    for i in range(np.uint64(_K)):
+                        a[r, i] = a_values[np.uint64(row + r), top + i]
+                for i in range(np.uint64(_K)):
+                    for c in range(np.uint64(width)):
+                        b[i, c] = b_values[top + i, left + c]
+                widest: Any = 0
+                for c in range(np.uint64(width)):
+                    powers[c] = power_of(np.int64(b_scales[block, left + c]))
+                    widest = max(widest, np.int64(b_spans[block, left + c]))
+                spans = b_spans[block, column : column + width]
+                for r in range(0, height, 4):
+                    _fill_dots(a, b, r, width, dots)
+                    for i in range(min(4, height - r)):
+                        power = power_of(np.int64(a_scales[block, row + r + i]))
+                        span = np.int64(a_spans[block, row + r + i])
+                        add(
+                            sums[r + i], dots[i], a, b, r + i, width, power, powers, span, spans, widest,
+                            units_a, units_b, mended,
+                        )  # fmt: skip
+            _store(sums, row, column, height, width, job)
+
+    return multiply
+
+
+@kernel
+def _extremes(codes, count):
+    """Return the lowest and the highest of scale codes."""
+    low, high = np.uint8(255), np.uint8(0)
+    for i in range(np.uint64(count)):
+        low, high = min(low, codes[i]), max(high, codes[i])
+    return np.int64(low), np.int64(high)
+
+
+@kernel(inline="always")
+def _fits(job):
+    """Return whether float32 holds every dot after each multiplication by its scales."""
+    of_a, of_b = job.blocks * job.m, job.blocks * job.n
+    low_a, high_a = _extremes(carray(bytes_at(job.a_found + of_a), (of_a,)), of_a)
+    low_b, high_b = _extremes(carray(bytes_at(job.b_found + of_b), (of_b,)), of_b)
+    top = max(high_a, high_b) + _NEUTRAL  # that of a dot and one scale
+    return low_a + low_b >= job.pair.lowest and max(high_a + high_b, top) <= job.pair.highest
+
+
+_multiply_narrow = _multiplier(_NARROW, floats_at, _narrow_power, _add_narrow)
+_multiply_wide = _multiplier(_WIDE, _doubles_at, _wide_power, _add_wide)
+
+
+@Native
+def _multiply_share(arguments, worker, workers):
+    job = _product_at(arguments)
+    if job.pair.lowest <= job.pair.highest and _fits(job):
+        _multiply_narrow(job, worker, workers)
+    else:
+        _multiply_wide(job, worker, workers)
+
+
+def multiply(
+    a: MXArray, right: DecodedOperand, format_b: BlockFormat, factor: np.float32, out: NDArray[Any]
+) -> None:
+    """Write the product, times `factor`, into `out` [M, N], contiguous; rows with NaN blocks are not marked.
+
+    Args:
+        a: [M, K].
+        right: B, decoded for the right side.
+        format_b: the format of B.
+        factor: what undoes prescales.
+        out: float32 or bfloat16.
+    """
+    left, pair = decoded_operand(a, turn=False), _pair(a.format.element, format_b.element)
+    work = out.size * a.length // (_NARROW if pair.lowest <= pair.highest else _WIDE).products_per_element
+    scratch = np.empty(compiled.worker_count(work) * _SCRATCH + memory.LINE, np.uint8)
+    m, n = out.shape
+    job = _Product(
+        a_values=address_of(left.values), a_found=address_of(left.found), b_values=address_of(right.values),
+        b_found=address_of(right.found), m=m, n=n, blocks=len(left.found[0]), pair=pair, factor=factor,
+        out=address_of(out), item=out.itemsize, scratch=memory.aligned(scratch),
+    )  # fmt: skip
+    run_native(_multiply_share, job, work)
