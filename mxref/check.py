@@ -25,7 +25,7 @@ from mxref.tomlio import nearest
 if TYPE_CHECKING:  # `import mxref` stays light
     from mxref.conformance.dump import Comparison
     from mxref.conformance.function import FunctionBackend
-    from mxref.conformance.report import Report
+    from mxref.conformance.outcome import Report
 
 
 def check_quantizer(
@@ -73,10 +73,11 @@ def check_quantizer(
     call it ends the run. So do codes or scales that are right in another layout, which the failure names.
     """
     from mxref.conformance import examined
+    from mxref.conformance.checking import Op, Plan
     from mxref.conformance.checks.single import Ways, checks
+    from mxref.conformance.clauses import by_rank
     from mxref.conformance.function import FunctionBackend
-    from mxref.conformance.model import Level, Op, Plan, by_rank
-    from mxref.conformance.report import Report
+    from mxref.conformance.outcome import Level, Report
     from mxref.layouts.foreign import layouts_of
     from mxref.placement import Placement
     from mxref.plan import plan_quantize

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from mxref.conformance.report import Report
+    from mxref.conformance.outcome import Report
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -90,8 +90,7 @@ class _Clause(pytest.Item):
 
     def runtest(self) -> None:
         """Fail with the shrunk block, or skip if the backend declares nothing that the clause covers."""
-        from mxref.conformance.model import NOT_ASKED
-        from mxref.conformance.report import reasons_text
+        from mxref.conformance.outcome import NOT_ASKED, reasons_text
 
         report = self.backend.report
         result = next((c for c in report.clauses if c.clause == self.name), None)

@@ -28,7 +28,7 @@ from clauses import ROOT, Clause, Specification, load
 from spec_drawings import Bitfield, Drawing
 from spec_worked import Worked, table
 
-from mxref.conformance.model import CLAUSES
+from mxref.conformance.clauses import CLAUSES
 
 FOLDER = "spec"
 """Where the chapters are among the documents."""

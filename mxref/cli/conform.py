@@ -15,9 +15,9 @@ from click.core import ParameterSource
 from mxref.cli import known
 from mxref.cli.conform_text import show
 from mxref.cli.jobs import Positive, jobs_option
-from mxref.conformance.model import Failure, Level, Op
-from mxref.conformance.processes import LEAST_TO_LOAD, TIME_LIMIT
-from mxref.conformance.report import Report
+from mxref.conformance.checking import Op
+from mxref.conformance.isolation import LEAST_TO_LOAD, TIME_LIMIT
+from mxref.conformance.outcome import Failure, Level, Report
 from mxref.cores import cores
 from mxref.dialects import DIALECTS
 from mxref.discovery import choose
@@ -135,7 +135,7 @@ def conform(
       mxref conform --backend numba --replay runs/demo/shadow.npz
     """  # noqa: D301 - the character \\b tells click to keep the lines that follow
     from mxref.conformance import check
-    from mxref.conformance.report import check_writable, to_json, to_junit, write
+    from mxref.conformance.outcome import check_writable, to_json, to_junit, write
 
     if replay is not None:
         _replay(replay, name)

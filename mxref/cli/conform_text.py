@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mxref.conformance.model import Failure
-from mxref.conformance.report import ClauseResult, Report, reasons_text
+from mxref.conformance.outcome import ClauseResult, Failure, Report, reasons_text
 from mxref.terminal import BOX, HEAD, QUIET, console
 
 _COUNTS = ("passed", "failed", "skipped")

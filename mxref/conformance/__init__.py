@@ -13,25 +13,16 @@ still caught.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from contextlib import closing
 from dataclasses import replace
 
 from mxref.backend import Backend
-from mxref.conformance.model import (
-    CLAUSES,
-    NOT_ASKED,
-    Check,
-    CheckResult,
-    Failure,
-    Level,
-    Op,
-    Subject,
-    by_rank,
-)
-from mxref.conformance.processes import TIME_LIMIT, Processes
-from mxref.conformance.report import ClauseResult, Report
-from mxref.conformance.suite import Choice, Outline, checks_of, outline, result_of
+from mxref.conformance.checking import Check, Op
+from mxref.conformance.clauses import CLAUSES, by_rank
+from mxref.conformance.isolation import TIME_LIMIT, Here, Processes, Source
+from mxref.conformance.outcome import NOT_ASKED, CheckResult, ClauseResult, Failure, Level, Report
+from mxref.conformance.suite import Choice, Outline, checks_of
 from mxref.discovery import get_backend
 from mxref.errors import BackendError, LoadError
 
@@ -99,19 +90,19 @@ def check(
         raise BackendError(
             f"each of {jobs} processes loads the backend by its name: give the name, or jobs=1"
         )
-    source: Processes | _Here
+    source: Source
     if isinstance(backend, str) and not in_process:
         source = Processes(backend, choice, jobs, time_limit)
     else:
         found = get_backend(backend) if isinstance(backend, str) else backend
-        source = _Here(found, choice.checks(found.capabilities))
+        source = Here(found, choice.checks(found.capabilities))
     with closing(source):
         try:
-            source.outline  # noqa: B018 - loads the backend
-            name = source.name
+            name, results = source.loaded.name, _examined(source, shrink, progress)
         except LoadError as err:
-            return _not_loaded(str(backend), choice, err, time.monotonic() - start)
-        results = _examined(source, shrink, progress)
+            name, results = str(backend), {}
+            failure = Failure("conformance.protocol", str(err), check="the backend is loaded")
+            _count(results, failure)
     return Report(
         name, Level(level), seed, choice.ops,
         tuple(results[clause] for clause in by_rank(results)), time.monotonic() - start, choice.formats,
@@ -131,7 +122,7 @@ def asked_clauses(backend: str, *, seed: int = 0, level: str = Level.FULL) -> li
     """
     choice = Choice.of(None, None, None, seed, level)
     with closing(Processes(backend, choice)) as source:
-        return by_rank(set(source.outline.clauses))
+        return by_rank(set(source.loaded.outline.clauses))
 
 
 def examined(backend: Backend, checks: list[Check], shrink: bool = True) -> dict[str, ClauseResult]:
@@ -142,70 +133,33 @@ def examined(backend: Backend, checks: list[Check], shrink: bool = True) -> dict
         checks: the checks; one that needs an undeclared capability is skipped.
         shrink: whether the first failure of each clause is shrunk.
     """
-    return _examined(_Here(backend, checks), shrink, None)
+    return _examined(Here(backend, checks), shrink, None)
 
 
 def _examined(
-    source: Processes | _Here, shrink: bool, progress: Callable[[int, int], None] | None
+    source: Source, shrink: bool, progress: Callable[[int, int], None] | None
 ) -> dict[str, ClauseResult]:
-    outline = source.outline
+    """Ask all checks, then those again that were the first to fail of their clause, to shrink their failures."""
+    outline = source.loaded.outline
     verdicts: dict[int, CheckResult] = {}
     skipped, total = sum(reason is not None for reason in outline.reasons), len(outline.reasons)
     for i, verdict in source.verdicts(outline.groups):
         verdicts[i] = verdict
         if progress:
             progress(skipped + len(verdicts), total)
-    if shrink:  # the first failure of each clause is known only now
-        again = [[i] for i in _first_failures(verdicts) if i not in source.lost]
+    if shrink:
+        first: dict[str, int] = {}
+        for i in sorted(verdicts):
+            if failure := verdicts[i].failure:
+                first.setdefault(failure.clause, i)
+        again = [[i] for i in sorted(first.values()) if i not in source.lost]
         for i, verdict in source.verdicts(again, shrink=True):
-            verdicts[i] = _shrunk(verdicts[i], verdict)
+            whole, small = verdicts[i].failure, verdict.failure
+            if (
+                whole and small and small.clause == whole.clause
+            ):  # another failure tells of a backend that changes
+                verdicts[i] = replace(verdicts[i], failure=small)
     return _results(outline, verdicts)
-
-
-class _Here:
-    """Answers checks in this process, as `Processes` does in others."""
-
-    lost: frozenset[int] = frozenset()
-
-    def __init__(self, backend: Backend, checks: list[Check]) -> None:
-        self.name = backend.name
-        self._subject, self._checks = Subject(backend), checks
-        self.outline = outline(self._checks, backend.capabilities)
-
-    def verdicts(
-        self, groups: Iterable[Iterable[int]], shrink: bool = False
-    ) -> Iterator[tuple[int, CheckResult]]:
-        self._subject.shrink = shrink
-        for group in groups:
-            for i in group:
-                yield i, result_of(self._checks[i], self._subject)
-
-    def close(self) -> None:
-        """Do nothing: there are no processes to end."""
-
-
-def _not_loaded(backend: str, choice: Choice, err: LoadError, seconds: float) -> Report:
-    """Return the report of a backend that failed while it was loaded."""
-    clause = "conformance.protocol"
-    failure = Failure(clause, str(err), check="the backend is loaded")
-    result = ClauseResult(clause, failed=1, failures=[failure])
-    return Report(backend, Level(choice.level), choice.seed, choice.ops, (result,), seconds, choice.formats)
-
-
-def _first_failures(verdicts: dict[int, CheckResult]) -> list[int]:
-    """Return the number of the first failed check of each clause."""
-    first: dict[str, int] = {}
-    for i in sorted(verdicts):
-        failure = verdicts[i].failure
-        if failure:
-            first.setdefault(failure.clause, i)
-    return sorted(first.values())
-
-
-def _shrunk(whole: CheckResult, again: CheckResult) -> CheckResult:
-    """Return a verdict with the failure of the repeated check, if it is the same failure."""
-    same = again.failure and whole.failure and again.failure.clause == whole.failure.clause
-    return replace(whole, failure=again.failure) if same else whole
 
 
 def _results(outline: Outline, verdicts: dict[int, CheckResult]) -> dict[str, ClauseResult]:

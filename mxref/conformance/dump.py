@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.conformance.blame import blame
+from mxref.conformance.clauses import storage_clause
 from mxref.conformance.finding import block_failure
 from mxref.conformance.function import on_host, on_host_bytes
-from mxref.conformance.model import Failure, storage_clause
-from mxref.conformance.report import Judgement, printable_lines
-from mxref.conformance.requests.encoding import Blocks, Request, all_of_it, alone
+from mxref.conformance.outcome import Failure, Judgement, printable_lines
+from mxref.conformance.requests.quantizing import Blocks, Request, all_of_it, alone
 from mxref.dialects import DIALECTS
 from mxref.errors import RecipeError, ShapeError
 from mxref.formats import BlockShape

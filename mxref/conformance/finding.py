@@ -1,27 +1,37 @@
-"""A wrong block as a failure: shrunk, in words and bits, with the command that explains the expected answer."""
+"""From a wrong answer to a finding: the check of a request, and its failure in words and bits, shrunk.
+
+`quantize_check`, `controlled_check` and `product_check` turn a request into a check. A wrong block is shown with the
+`mxref explain` command that prints the steps to the expected one.
+"""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance.model import Failure, Subject
-from mxref.conformance.requests.encoding import (
+from mxref.conformance.checking import Check, Subject
+from mxref.conformance.outcome import CheckResult, Failure
+from mxref.conformance.requests.decoding import first, shown
+from mxref.conformance.requests.multiplying import Product, decided
+from mxref.conformance.requests.quantizing import (
     Blocks,
     Judge,
     Place,
     Request,
     all_of_it,
+    plainest,
     tile_rows,
     unit_rows,
 )
-from mxref.conformance.shrink import MAX_WORDS, smallest_block
+from mxref.conformance.shrink import MAX_WORDS, smallest_block, smallest_product
 from mxref.formats import BlockShape, ElementFormat
 from mxref.layouts.packed import pack
-from mxref.recipe import OperandSpec
+from mxref.mxarray import MXArray
+from mxref.recipe import GemmProfile, OperandSpec
 from mxref.roles import OPERANDS
 from mxref.steps.hadamard import SignPolicy
 from mxref.steps.random import Stream
@@ -30,15 +40,95 @@ from mxref.steps.rounding import Rounding
 OPERAND_NAMES = {o.id: f"{role.value}.{o.tensor}" for role, operands in OPERANDS.items() for o in operands}
 
 _DEFAULT = OperandSpec()
+_MAX_SHRINK_BLOCKS = 64
+_FEW_ROWS = 4
+
+
+Blamed = Callable[[Subject, Blocks, Place], str]
+"""Returns the clause that a wrong block of an answer breaks."""
+
+
+def quantize_check(
+    clause: str, title: str, request: Request, judge: Judge = all_of_it, blamed: Blamed | None = None
+) -> Check:
+    """Return the check that a backend answers a request as the reference does.
+
+    Args:
+        clause: the clause of the check, which a wrong block breaks unless `blamed` names another.
+        title: of the check.
+        request: what is asked.
+        judge: compares the answers.
+        blamed: finds the clause of the plainest wrong block.
+    """
+
+    def run(subject: Subject) -> CheckResult:
+        want = request.expected_blocks
+        got = subject.once(request, lambda: request.answer(subject))
+        wrong, compared = judge(got, want)
+        if not wrong.any():
+            return CheckResult(compared)
+        place, count = plainest(wrong, want, request.element), int(wrong.sum())
+        broken = blamed(subject, got, place) if blamed else clause
+        return CheckResult(compared, shrunk_failure(subject, request, place, broken, count, judge))
+
+    return Check(clause, title, request, run)
+
+
+def controlled_check(clause: str, title: str, request: Request, controls: Sequence[Request]) -> Check:
+    """Return a check that blames its clause only if the backend answers each control right.
+
+    A control is a similar request that does not depend on the clause; an undeclared one is not asked. If a control is
+    wrong too, the failure counts under `quantize.order`, which joins all clauses.
+    """
+    check = quantize_check(clause, title, request)
+
+    def run(subject: Subject) -> CheckResult:
+        verdict = check.run(subject)
+        asked = [control for control in controls if control.declared(subject.capabilities)]
+        if verdict.failure is None or not any(control.wrong(subject).any() for control in asked):
+            return verdict
+        return replace(verdict, failure=replace(verdict.failure, clause="quantize.order"))
+
+    return replace(check, run=run)
+
+
+def product_check(clause: str, title: str, product: Product) -> Check:
+    """Return the check that a backend's GEMM gives the required result, or under `bounded` an allowed one."""
+
+    def run(subject: Subject) -> CheckResult:
+        asked = product.in_class_of(subject)
+        wrong, got = asked.wrong(subject)
+        blamed, wrong = decided(subject, clause, asked, wrong)
+        if not wrong.any():
+            return CheckResult(wrong.size)
+        at = first(wrong)
+        small, here = smallest_product(subject, asked, at, clause, blamed) if subject.shrink else (asked, at)
+        if subject.shrink:
+            _, got = small.wrong(subject)
+        expected = shown(small.expected[here])
+        if product.profile is GemmProfile.BOUNDED:
+            total, tolerance = small.bound
+            expected = f"{total[here]:.9g} within {tolerance[here]:.3g}"
+        inputs = {
+            name: tuple(_blocks(q, range(len(q.scales)) if len(q.scales) <= _FEW_ROWS else [here[i]]))
+            for i, (name, q) in enumerate((("A", small.a), ("B", small.b)))
+            if q.scales.size <= _MAX_SHRINK_BLOCKS
+        }
+        message = f"{int(wrong.sum())} of {wrong.size} results differ, the first at {at}"
+        failure = Failure(blamed, message, small.describe(), inputs, expected, shown(got[here]))
+        return CheckResult(wrong.size, failure)
+
+    return Check(clause, title, product, run)
+
+
+def _blocks(q: MXArray, rows: Iterable[int]) -> Iterator[str]:
+    for row in rows:
+        for scale, codes in zip(q.scales[row], q.codes[row].reshape(len(q.scales[row]), -1), strict=True):
+            yield f"{int(scale):02x}:{bytes(codes).hex()}"
 
 
 def shrunk_failure(
-    subject: Subject,
-    request: Request,
-    place: Place,
-    clause: str,
-    wrong: int,
-    judge: Judge = all_of_it,
+    subject: Subject, request: Request, place: Place, clause: str, wrong: int, judge: Judge = all_of_it
 ) -> Failure:
     """Return a wrong block as a failure; it is shrunk if `subject.shrink` is true.
 
@@ -57,7 +147,7 @@ def shrunk_failure(
         message += f"; shown is the one at {_where(whole, *at)}, shrunk"
     else:
         message += f", one of them at {_where(request, *place)}"
-    answer = subject.once(request, lambda: Blocks.of(request.answer(subject)))
+    answer = subject.once(request, lambda: request.answer(subject))
     return block_failure(request, place, clause, message, answer)
 
 

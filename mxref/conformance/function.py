@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from mxref.arrays import as_array, described
 from mxref.backend import Backend
 from mxref.capabilities import Capabilities
-from mxref.conformance.model import block_format
-from mxref.conformance.requests.encoding import MalformedAnswer
+from mxref.conformance.checking import block_format
+from mxref.conformance.requests.quantizing import MalformedAnswer
 from mxref.errors import DtypeError, ShapeError, UnsupportedError
 from mxref.formats import E8M0, BlockFormat
 from mxref.layouts.foreign import Layout, stored_bytes

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref._version import __version__
-from mxref.conformance.report import check_writable, write
-from mxref.conformance.requests.encoding import Blocks, Request
-from mxref.conformance.requests.product import Product
+from mxref.conformance.outcome import check_writable, write
+from mxref.conformance.requests.multiplying import Product
+from mxref.conformance.requests.quantizing import Blocks, Request
 from mxref.errors import FileFormatError
 from mxref.formats import BLOCK_FORMATS, BlockShape
 from mxref.mxarray import MXArray

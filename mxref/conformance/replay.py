@@ -10,9 +10,9 @@ import numpy as np
 
 from mxref.backend import Backend
 from mxref.conformance.blame import blame, cause
-from mxref.conformance.differential import product_check, quantize_check
-from mxref.conformance.finding import block_failure
-from mxref.conformance.model import Failure, Subject
+from mxref.conformance.checking import Subject
+from mxref.conformance.finding import block_failure, product_check, quantize_check
+from mxref.conformance.outcome import Failure, Judgement
 from mxref.conformance.recorded import (
     Call,
     RecordedProduct,
@@ -20,9 +20,8 @@ from mxref.conformance.recorded import (
     load_recording,
     where_text,
 )
-from mxref.conformance.report import Judgement
 from mxref.conformance.requests.decoding import shown
-from mxref.conformance.requests.encoding import all_of_it
+from mxref.conformance.requests.quantizing import all_of_it
 from mxref.conformance.suite import result_of
 from mxref.discovery import get_backend
 
@@ -136,7 +135,7 @@ def _replayed(subject: Subject, call: Call) -> ReplayedCall:
         check, compared = product_check(_product_clause(call), where, call.product), call.result.size
     undeclared = check.undeclared(subject.capabilities)
     answered = None if undeclared else result_of(check, subject).failure
-    return ReplayedCall(where, check.op.value, compared, recorded, answered, undeclared)
+    return ReplayedCall(where, check.asked.op.value, compared, recorded, answered, undeclared)
 
 
 def recorded_failure(call: Call) -> Failure | None:

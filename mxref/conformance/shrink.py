@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.conformance.blame import symptom
-from mxref.conformance.model import Subject
-from mxref.conformance.requests.encoding import Blocks, Judge, Place, Request, alone
-from mxref.conformance.requests.product import Product, decided, rows_of
+from mxref.conformance.checking import Subject
+from mxref.conformance.requests.decoding import first
+from mxref.conformance.requests.multiplying import Product, decided, rows_of
+from mxref.conformance.requests.quantizing import Judge, Place, Request, alone
 from mxref.formats import BlockShape
 from mxref.layouts.packed import pack, unpack
 from mxref.mxarray import MXArray
@@ -100,7 +101,7 @@ def smallest_block(
         clause: that it is reported under.
         judge: of the clause's check.
     """
-    got, want = Blocks.of(request.answer(subject)), request.expected_blocks
+    got, want = request.answer(subject), request.expected_blocks
     zero = (want.codes & (request.element.sign - 1) == 0).all(axis=-1)
     wrong = [(int(row), int(block)) for row, block in np.argwhere(judge(got, want)[0])]
     wrong.sort(key=lambda p: bool(zero[p]))  # blocks of zeros come last, because they show the least
@@ -115,7 +116,7 @@ def smallest_block(
         asked, at = case
         if not asked.declared(subject.capabilities):
             return None
-        return symptom(subject, clause, judge, asked, Blocks.of(asked.answer(subject)), at)
+        return symptom(subject, clause, judge, asked, asked.answer(subject), at)
 
     search = Search((request, place), fault, fault_of, _BLOCK_TRIES)
     any(map(search.take, _plain_forms(*search.case)))
@@ -169,7 +170,7 @@ def smallest_product(
         found, wrong = decided(subject, clause, candidate, candidate.wrong(subject)[0])
         if found != blamed or not wrong.any():
             return None
-        at = tuple(int(i) for i in np.argwhere(wrong)[0])  # of the candidate, which is taken
+        at = first(wrong)  # of the candidate, which is taken
         return found
 
     product = replace(product, a=rows_of(product.a), b=rows_of(product.b))

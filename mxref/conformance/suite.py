@@ -13,21 +13,23 @@ from typing import Any, Self
 
 from mxref.arrays import described
 from mxref.capabilities import Capabilities
+from mxref.conformance.checking import Check, Op, Plan, Subject
 from mxref.conformance.checks import (
-    decode,
+    dequantization,
     fused,
     fused_products,
+    gemms,
     golden,
     places,
-    products,
     protocol,
     repeated,
     streams,
     sweep,
     transforms,
 )
-from mxref.conformance.model import CLAUSES, Check, CheckResult, Failure, Level, Op, Plan, Subject
-from mxref.conformance.requests.encoding import MalformedAnswer
+from mxref.conformance.clauses import CLAUSES
+from mxref.conformance.outcome import CheckResult, Failure, Level
+from mxref.conformance.requests.quantizing import MalformedAnswer
 from mxref.conformance.watch import Copies
 from mxref.dialects import dialect
 from mxref.errors import RecipeError, UnsupportedError
@@ -79,6 +81,11 @@ def _several(what: str, values: Any) -> tuple[str, ...]:
         return tuple(values or ())
     except TypeError:
         raise RecipeError(f"{what} must be a name or several, got {described(values)}") from None
+
+
+def _treated(check: Check, specs: Iterable[OperandSpec]) -> bool:
+    """Return whether a check is of one of the treatments, or of none."""
+    return check.asked.spec is None or any(_within(check.asked.spec, spec) for spec in specs)
 
 
 def _within(spec: OperandSpec, whole: OperandSpec) -> bool:
@@ -145,9 +152,9 @@ class Choice:
             check
             for check in found
             if (not self.clauses or check.clause in self.clauses)
-            and check.op in self.ops
+            and check.asked.op in self.ops
             and taken.issuperset(check.formats)
-            and (not specs or check.spec is None or any(_within(check.spec, spec) for spec in specs))
+            and (not specs or _treated(check, specs))
         ]
 
 
@@ -177,7 +184,7 @@ def together(checks: list[Check], numbers: Iterable[int]) -> list[list[int]]:
     """Group the numbers of checks by the capabilities that they need, and so by the kernels of most backends."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for i in numbers:
-        groups.setdefault((checks[i].op, checks[i].needs), []).append(i)
+        groups.setdefault((checks[i].asked.op, checks[i].needs), []).append(i)
     return list(groups.values())
 
 
@@ -197,7 +204,7 @@ def result_of(check: Check, subject: Subject) -> CheckResult:
             check.clause, "the backend forked the process, and the copy went on from the call as well"
         )
     failure, misuse = (
-        each and replace(each, check=check.title, request=each.request or check.describe())
+        each and replace(each, check=check.title, request=each.request or dict(check.asked.describe()))
         for each in (failure, misuse)
     )
     return replace(verdict, failure=failure, misuse=misuse, calls=watched.calls - before)
@@ -255,21 +262,21 @@ _FAMILIES = (
     _Family(
         protocol.input_checks, _QUANTIZE, ("conformance.protocol", "conventions.inputs", "scale.nonfinite")
     ),
-    _Family(decode.checks, _DECODE, ("dequantize.", "formats.", "packing.", *_PLACES)),
+    _Family(dequantization.checks, _DECODE, ("dequantize.", "formats.", "packing.", *_PLACES)),
     _Family(sweep.checks, _QUANTIZE, ("scale.", "rounding.", "dialect.")),
     _Family(streams.checks, _QUANTIZE, ("random.", "rounding.")),
     _Family(
         transforms.checks, _QUANTIZE | _TRANSFORM, ("hadamard.", "conventions.inputs", "quantize.strides")
     ),
     _Family(places.checks, _QUANTIZE, ("packing.", "quantize.length", *_PLACES)),
-    _Family(products.checks, _GEMM, ("gemm.",)),
+    _Family(gemms.checks, _GEMM, ("gemm.",)),
     _Family(golden.checks, _EVERY, ("",)),
     _Family(fused.checks, _QUANTIZE, ("conformance.dual",), drawn=True),
     _Family(fused_products.prepared_checks, _GEMM, ("conformance.dual",)),
     _Family(fused_products.added_checks, _GEMM, ("conformance.dual",)),
     _Family(repeated.checks, _EVERY, ("conformance.dual", "conformance.protocol")),
     _Family(places.combinations, _QUANTIZE, ("quantize.order",), drawn=True),
-    _Family(products.mixed_checks, _GEMM, ("gemm.",)),
+    _Family(gemms.mixed_checks, _GEMM, ("gemm.",)),
 )
 
 

@@ -15,6 +15,7 @@ import os
 import select
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -27,6 +28,11 @@ from mxref.mxarray import MXArray, PreparedArray
 
 CLAUSE, FUSED_CLAUSE = "conformance.protocol", "conformance.dual"
 _FUSED = ("quantize_dual", "fake_quantize", "prepare", "add_product")
+_OPERANDS = {
+    "quantize": ("x",), "dequantize": ("q",), "hadamard": ("x",), "scaled_gemm": ("a", "b"), "quantize_dual": ("x",),
+    "fake_quantize": ("x",), "prepare": ("q",), "add_product": ("a", "b"),
+}  # fmt: skip
+"""The operations, and what their first arguments are, which they may not change. `add_product` writes to its third."""
 MARGIN = 256
 """Poisoned elements before and after an array."""
 _ALIGNMENT, _OFF = 64, 16
@@ -72,7 +78,8 @@ class Watched:
         """The clause and the message of each fault since `start`."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.backend, name)
+        """Return an operation of the backend, watched, or whatever else the backend has of that name."""
+        return partial(self._call, name) if name in _OPERANDS else getattr(self.backend, name)
 
     def start(self) -> None:
         """Forget the faults and the arrays of the check before; its results are still kept."""
@@ -90,43 +97,14 @@ class Watched:
         self._rooms.append(_Array("", room, self._bytes(room)))
         return given
 
-    def quantize(self, x: Any, spec: Any, **arguments: Any) -> Any:
-        """Quantize, and check the memory."""
-        return self._call("quantize", {"x": x}, x, spec, **arguments)
-
-    def dequantize(self, q: MXArray, dtype: str = "float32") -> Any:
-        """Dequantize, and check the memory."""
-        return self._call("dequantize", _parts(q=q), q, dtype)
-
-    def hadamard(self, x: Any, n: int, signs: int = 0, **arguments: Any) -> Any:
-        """Transform, and check the memory."""
-        return self._call("hadamard", {"x": x}, x, n, signs, **arguments)
-
-    def scaled_gemm(self, a: MXArray, b: MXArray, **arguments: Any) -> Any:
-        """Multiply, and check the memory."""
-        return self._call("scaled_gemm", _parts(a=a, b=b), a, b, **arguments)
-
-    def add_product(self, a: MXArray, b: MXArray, onto: Any, **arguments: Any) -> None:
-        """Add a product to `onto`, and check all memory except that of `onto`."""
-        self._call("add_product", _parts(a=a, b=b), a, b, onto, **arguments)
-
-    def prepare(self, q: MXArray, **arguments: Any) -> Any:
-        """Prepare an operand, and check the memory; the result may share the operand's."""
-        return self._call("prepare", _parts(q=q), q, **arguments)
-
-    def quantize_dual(self, x: Any, specs: Any, **arguments: Any) -> Any:
-        """Quantize along both axes, and check the memory."""
-        return self._call("quantize_dual", {"x": x}, x, specs, **arguments)
-
-    def fake_quantize(self, x: Any, spec: Any, **arguments: Any) -> Any:
-        """Quantize to values, and check the memory."""
-        return self._call("fake_quantize", {"x": x}, x, spec, **arguments)
-
-    def _call(self, name: str, operands: dict[str, Any], *arguments: Any, **named: Any) -> Any:
+    def _call(self, name: str, *arguments: Any, **named: Any) -> Any:
         """Return the result of an operation, after a look at its operands and at all results that are kept."""
         clause = FUSED_CLAUSE if name in _FUSED else CLAUSE
         written = arguments[2] if name == "add_product" else None
-        before = [_Array(what, array, self._bytes(array)) for what, array in operands.items()]
+        operands = zip(_OPERANDS[name], arguments, strict=False)  # what follows the operands is no operand
+        before = [
+            _Array(what, array, self._bytes(array)) for each in operands for what, array in _parts(*each)
+        ]
         try:
             result = getattr(self.backend, name)(*arguments, **named)
         finally:
@@ -169,17 +147,14 @@ class Watched:
         results = [array for array in arrays_of(result) if 0 not in tuple(array.shape)]
         for array in results:
             owners = [f"its operand {each.name}" for each in before if _overlap(array, each.array)]
-            owners += [
-                f"a result that {kept.name} had returned"
-                for kept in self._kept
-                if _overlap(array, kept.array)
-            ]
+            held = [kept for kept in self._kept if _overlap(array, kept.array)]
+            owners += [f"a result that {kept.name} had returned" for kept in held]
             if owners:
                 self._fault(clause, f"{name} returned the memory of {owners[0]}")
         for array in results:
-            held = self._bytes(array)
-            if len(held) <= _KEPT_BYTES:
-                self._kept.append(_Result(clause, name, array, held))
+            content = self._bytes(array)
+            if len(content) <= _KEPT_BYTES:
+                self._kept.append(_Result(clause, name, array, content))
         while len(self._kept) > _KEPT:
             old = self._kept.popleft()
             if len(old.held) <= _OLD_BYTES and self._old_bytes + len(old.held) <= _ALL_OLD_BYTES:
@@ -192,9 +167,8 @@ class Watched:
             old = self._old.popleft()
             digest = _digest(self._bytes(old.array))
             if digest != old.held:
-                self._fault(
-                    old.clause, f"a call has changed a result that {old.name} had returned long before"
-                )
+                message = f"a call has changed a result that {old.name} had returned long before"
+                self._fault(old.clause, message)
             self._old.append(old._replace(held=digest))
 
     def _fault(self, clause: str, message: str) -> None:
@@ -205,16 +179,16 @@ class Watched:
         return np.asarray(array if isinstance(array, np.ndarray) else self.backend.to_numpy(array)).tobytes()
 
 
-def _parts(**operands: MXArray) -> dict[str, Any]:
-    """Return the arrays of MXArrays; of layouts, only NumPy arrays."""
-    parts: dict[str, Any] = {}
-    for name, q in operands.items():
-        parts |= {f"{name} (codes)": q.codes, f"{name} (scales)": q.scales}
-        layout = q.layout if isinstance(q, PreparedArray) else ()
-        parts |= {
-            f"{name} (layout {i})": array for i, array in enumerate(layout) if isinstance(array, np.ndarray)
-        }
-    return parts
+def _parts(name: str, operand: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays of an operand with their names; of a prepared one's layout, only NumPy arrays."""
+    if not isinstance(operand, MXArray):
+        yield name, operand
+        return
+    yield f"{name} (codes)", operand.codes
+    yield f"{name} (scales)", operand.scales
+    for i, array in enumerate(operand.layout if isinstance(operand, PreparedArray) else ()):
+        if isinstance(array, np.ndarray):
+            yield f"{name} (layout {i})", array
 
 
 def arrays_of(result: Any) -> Iterator[Any]:

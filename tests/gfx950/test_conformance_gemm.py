@@ -16,7 +16,7 @@ pytest.importorskip("torch", reason="the backend's arrays are torch tensors")
 from gfx950.compare import BACKENDS
 from gfx950.driver import on_model
 from mxref.conformance import Level, checks_of
-from mxref.conformance.model import Subject
+from mxref.conformance.checking import Subject
 from mxref.conformance.suite import result_of
 from mxref.gemm import OUT_DTYPES
 

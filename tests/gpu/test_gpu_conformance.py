@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from mxref import OperandSpec, Stream, get_backend
 from mxref.conformance import checks_of
-from mxref.conformance.model import Subject
+from mxref.conformance.checking import Subject
 from mxref.conformance.suite import result_of, together
 from mxref.errors import MxrefError
 from mxref.placement import Placement

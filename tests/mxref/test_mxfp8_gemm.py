@@ -15,7 +15,7 @@ import oracle
 import strategies
 from differential import bits_of
 from mxref import GemmRole, MXArray, OperandSpec, quantize, scaled_gemm
-from mxref.conformance.checks.products import spanning
+from mxref.conformance.checks.gemms import spanning
 from mxref.errors import RecipeError, ShapeError
 from mxref.formats import BLOCK_FORMATS, MXFP4, MXFP8_E4M3, MXFP8_E5M2
 from mxref.gemm import bounded_tolerance

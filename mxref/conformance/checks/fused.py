@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mxref.conformance.checking import Asked, Check, Needs, Op, Plan, Subject, cast
 from mxref.conformance.checks.places import drawn_spec
-from mxref.conformance.model import Check, Op, Plan, Subject, cast
 from mxref.conformance.requests.crafted import any_bits, heavy_tailed, tame
 from mxref.conformance.requests.decoding import DTYPES, differs
-from mxref.conformance.requests.encoding import Blocks, Request, all_of_it, as_numpy
+from mxref.conformance.requests.quantizing import Blocks, Request, all_of_it, as_numpy
 from mxref.errors import NonfiniteError, ShapeError
 from mxref.formats import INPUT_DTYPES, BlockShape, Nonfinite
 from mxref.placement import Placement
@@ -28,8 +28,36 @@ STREAM = Stream(8, step=1, layer=3, operand=2)
 _STREAMS = STREAM, replace(STREAM, operand=4)
 
 Pair = tuple[OperandSpec, OperandSpec]
-Dual = tuple[Request, Request]
-"""One matrix along axis 1, and along axis 0."""
+
+
+class Dual(NamedTuple):
+    """One matrix along axis 1, and along axis 0."""
+
+    row: Request
+    column: Request
+
+    @property
+    def op(self) -> Op:
+        """The operation."""
+        return Op.QUANTIZE
+
+    @property
+    def spec(self) -> OperandSpec:
+        """The treatment of the rows."""
+        return self.row.spec
+
+    @property
+    def needs(self) -> Needs:
+        """The capabilities that either part uses."""
+        return tuple(dict.fromkeys((*self.row.needs, *self.column.needs)))
+
+    def describe(self) -> dict[str, str]:
+        """Return both parts in words."""
+        return {
+            f"along axis {each.axis}": ", ".join(f"{k}={v}" for k, v in each.describe().items())
+            for each in self
+        }
+
 
 _SHAPES: tuple[tuple[tuple[int, int], tuple[bool, bool]], ...] = (
     ((96, 160), (False, False)), ((41, 64), (False, True)), ((64, 41), (True, False)), ((70, 45), (True, True)),
@@ -47,11 +75,8 @@ def _dual(
     **where: Any,
 ) -> Dual:
     """Return the request for a matrix; `where` is its origin, its global shape and its layout."""
-    row, column = (
-        Request(x, spec, axis, stream, pad=pad, **where)
-        for axis, spec, stream, pad in zip((1, 0), specs, streams, pads, strict=True)
-    )
-    return row, column
+    parts = zip((1, 0), specs, streams, pads, strict=True)
+    return Dual(*(Request(x, spec, axis, stream, pad=pad, **where) for axis, spec, stream, pad in parts))
 
 
 def checks(plan: Plan) -> Iterator[Check]:
@@ -63,9 +88,8 @@ def checks(plan: Plan) -> Iterator[Check]:
             "": whole(), ", transposed": whole(layout="transposed"),
             ", a part": whole(origin=(64, 0), global_shape=(192, 96)),
         }  # fmt: skip
-        ways |= {
-            f", shape {shape}": _dual(plan.cast(_values(rng, shape)), pair, pads) for shape, pads in _SHAPES
-        }
+        for shape, pads in _SHAPES:
+            ways[f", shape {shape}"] = _dual(plan.cast(_values(rng, shape)), pair, pads)
         # The level quick covers every layout with a third of the treatments.
         for j, (what, case) in enumerate(ways.items()):
             if plan.full or (i + j) % 3 == 0:
@@ -155,16 +179,16 @@ def _drawn(rng: np.random.Generator, plan: Plan) -> Dual:
 def _dual_check(title: str, case: Dual) -> Iterator[Check]:
     """Yield the check that both parts are what `quantize` gives; nothing if the treatments do not fit the shape."""
     try:
-        assert case[0].plan
-        assert case[1].plan
+        assert case.row.plan
+        assert case.column.plan
     except ShapeError:
         return
 
     def problem(subject: Subject) -> tuple[int, str]:
         backend, compared = subject.backend, 0
-        array = case[0].array()
-        given, before = subject.give(array), array.tobytes()
         row, column = case
+        array = row.array()
+        given, before = subject.give(array), array.tobytes()
         pair = backend.quantize_dual(
             given, (row.spec, column.spec), placements=(row.placement, column.placement),
             pads=(row.pad, column.pad),
@@ -172,8 +196,7 @@ def _dual_check(title: str, case: Dual) -> Iterator[Check]:
         if subject.take(given).tobytes() != before:
             return 0, "quantize_dual wrote to its input"
         for q, request in zip(pair, case, strict=True):
-            alone = backend.quantize(subject.give(request.array()), request.spec, **request.arguments)
-            got, want = as_numpy(subject, q), as_numpy(subject, alone)
+            got, want = as_numpy(subject, q), as_numpy(subject, request.ask(subject))
             along = f"along axis {request.axis}"
             if (got.shape, got.length) != (want.shape, want.length):
                 return compared, f"{along}: {got.shape} stored to {got.length}, not to {want.length}"
@@ -189,16 +212,7 @@ def _dual_check(title: str, case: Dual) -> Iterator[Check]:
                 return compared, f"{along}: the same codes under another description: {got!r}"
         return compared, ""
 
-    def describe() -> dict[str, str]:
-        return {
-            f"along axis {each.axis}": ", ".join(f"{k}={v}" for k, v in each.describe().items())
-            for each in case
-        }
-
-    needs = tuple(dict.fromkeys(need for each in case for need in each.needs))
-    yield Check.that(
-        "conformance.dual", f"quantize_dual, {title}", Op.QUANTIZE, needs, problem, case[0].spec, describe
-    )
+    yield Check.that("conformance.dual", f"quantize_dual, {title}", case, problem)
 
 
 def _fake(plan: Plan, title: str, spec: OperandSpec, dtype: str, rng: np.random.Generator) -> Check:
@@ -210,11 +224,10 @@ def _fake(plan: Plan, title: str, spec: OperandSpec, dtype: str, rng: np.random.
     def problem(subject: Subject) -> tuple[int, str]:
         compared = 0
         for asked in (whole, replace(whole, x=x[:41, :3] if padded else x, axis=0)):
-            fake = subject.backend.fake_quantize(
-                subject.give(asked.array()), spec, dtype=dtype, **asked.arguments
-            )
-            q = subject.backend.quantize(subject.give(asked.array()), spec, **asked.arguments)
-            got, want = subject.take(fake), subject.take(subject.backend.dequantize(q, dtype))
+            given = subject.give(asked.array())
+            fake = subject.backend.fake_quantize(given, spec, dtype=dtype, **asked.arguments)
+            plain = subject.backend.dequantize(asked.ask(subject), dtype)
+            got, want = subject.take(fake), subject.take(plain)
             compared += want.size
             same = got.shape == want.shape and got.dtype == want.dtype
             wrong = differs(got, want) if same else np.ones(want.shape, np.bool_)
@@ -226,9 +239,8 @@ def _fake(plan: Plan, title: str, spec: OperandSpec, dtype: str, rng: np.random.
         return compared, ""
 
     needs = (*whole.needs, ("dequantize_dtypes", dtype))
-    return Check.that(
-        "conformance.dual", f"fake_quantize, {title}", Op.QUANTIZE, needs, problem, spec, whole.describe
-    )
+    asked = Asked(Op.QUANTIZE, needs, spec, whole.describe())
+    return Check.that("conformance.dual", f"fake_quantize, {title}", asked, problem)
 
 
 def _raises(plan: Plan) -> Iterator[Check]:
@@ -241,19 +253,9 @@ def _raises(plan: Plan) -> Iterator[Check]:
         ),
         "fake_quantize": lambda s: s.backend.fake_quantize(s.give(x.copy()), spec, placement=Placement(STREAM)),
     }  # fmt: skip
+    needs = {"quantize_dual": (), "fake_quantize": (("dequantize_dtypes", "float32"),)}
     for name, call in calls.items():
-
-        def problem(
-            subject: Subject, name: str = name, call: Callable[[Subject], Any] = call
-        ) -> tuple[int, str]:
-            try:
-                call(subject)
-            except NonfiniteError:
-                return 1, ""
-            return 1, f"{name} let a NaN pass under nonfinite = 'raise': NonfiniteError expected"
-
-        needs = Request(x, spec).needs
-        if name == "fake_quantize":
-            needs = (*needs, ("dequantize_dtypes", "float32"))
+        asked = Asked(Op.QUANTIZE, (*Request(x, spec).needs, *needs[name]), spec)
+        accepted = f"{name} let a NaN pass under nonfinite = 'raise'"
         title = f"{name}, nonfinite = 'raise'"
-        yield Check.that("conformance.dual", title, Op.QUANTIZE, needs, problem, spec)
+        yield Check.refused("conformance.dual", title, asked, call, NonfiniteError, accepted)

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mxref.backend import within_range
-from mxref.conformance.checks.products import adversarial
-from mxref.conformance.differential import product_check
-from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject
-from mxref.conformance.requests.decoding import LAYOUTS, differs, drawn_array, given, shown
-from mxref.conformance.requests.encoding import as_numpy
-from mxref.conformance.requests.product import Operands, Product
+from mxref.conformance.checking import Asked, Check, Needs, Op, Plan, Subject
+from mxref.conformance.checks.gemms import adversarial, refused_by_all
+from mxref.conformance.finding import product_check
+from mxref.conformance.outcome import CheckResult, Failure
+from mxref.conformance.requests.decoding import LAYOUTS, differs, drawn_array, first, given, shown
+from mxref.conformance.requests.multiplying import Operands, Product
+from mxref.conformance.requests.quantizing import as_numpy
 from mxref.errors import DtypeError, ShapeError, UnsupportedError
 from mxref.formats import BlockFormat
 from mxref.gemm import OUT_DTYPES
@@ -98,9 +99,8 @@ def _before_another(subject: Subject, product: Product, a: MXArray, b: MXArray) 
 
 
 def _for_others(subject: Subject, product: Product, a: MXArray, b: MXArray) -> tuple[MXArray, MXArray]:
-    for profile in sorted(
-        subject.capabilities.profiles(product.a.format, product.b.format) - {product.profile}
-    ):
+    declared = subject.capabilities.profiles(product.a.format, product.b.format)
+    for profile in sorted(declared - {product.profile}):
         b = _prepare(subject, b, profile)
     return a, b
 
@@ -152,25 +152,18 @@ def _keeps_its_operand(
                     return compared, f"{what}: {name} is no longer the operand that went in"
         return compared, ""
 
-    return Check.that("conformance.dual", title, Op.GEMM, (("gemms", (profile, made, made)),), problem)
+    asked = Asked(Op.GEMM, (("gemms", (profile, made, made)),))
+    return Check.that("conformance.dual", title, asked, problem)
 
 
 def _refuses_operands(made: BlockFormat) -> Check:
-    title = "prepare refuses what is not a matrix"
-    k = made.k
-    codes, scales = np.zeros((2, 3, made.code_bytes(k)), np.uint8), np.zeros((2, 3, 1), np.uint8)
-    q = MXArray(codes, scales, (2, 3, k), 2, format=made)
+    codes, scales = np.zeros((2, 3, made.code_bytes(made.k)), np.uint8), np.zeros((2, 3, 1), np.uint8)
+    q = MXArray(codes, scales, (2, 3, made.k), 2, format=made)
 
-    def problem(subject: Subject) -> tuple[int, str]:
-        for profile in sorted(subject.capabilities.profiles(made, made)):
-            try:
-                _prepare(subject, given(subject, q), profile)
-            except ShapeError:
-                continue
-            return 1, f"an array of three axes was prepared for {profile.value}: ShapeError expected"
-        return 1, ""
+    def call(subject: Subject, profile: GemmProfile) -> object:
+        return _prepare(subject, given(subject, q), profile)
 
-    return Check.that("conformance.dual", title, Op.GEMM, (), problem)
+    return refused_by_all("conformance.dual", "prepare refuses what is not a matrix", made, call)
 
 
 _SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 2.0**-149, -(2.0**-126), 3.4e38, 1.0], np.float32)
@@ -181,9 +174,20 @@ _INFINITIES = np.array([np.inf, -np.inf], np.float32)
 class Sum:
     """A product, and the array to which it is added."""
 
+    op: ClassVar = Op.GEMM
+    spec: ClassVar = None
     product: Product
     onto: NDArray[np.float32]
     prepared: bool
+
+    @property
+    def needs(self) -> Needs:
+        """The capabilities that the product uses."""
+        return self.product.needs
+
+    def describe(self) -> dict[str, str]:
+        """Return the request in words."""
+        return self.product.describe() | ({"B": "prepared"} if self.prepared else {})
 
     def wrong(self, subject: Subject) -> tuple[NDArray[np.bool_], NDArray[np.float32], NDArray[np.float32]]:
         """Return where the array is wrong afterwards, an allowed result, and the actual one."""
@@ -248,16 +252,13 @@ def _sum_check(title: str, case: Sum) -> Check:
             wrong = wrong & ~asked.product.wrong(subject)[0]
         if not wrong.any():
             return CheckResult(wrong.size)
-        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        at = first(wrong)
         message = f"{int(wrong.sum())} of {wrong.size} sums differ, the first at {at}"
         parts = f"{shown(want[at])} = {shown(case.onto[at])} + {shown(product.expected[at])}"
         failure = Failure("conformance.dual", message, expected=parts, got=shown(got[at]))
         return CheckResult(wrong.size, failure)
 
-    def describe() -> dict[str, str]:
-        return product.describe() | ({"B": "prepared"} if case.prepared else {})
-
-    return Check("conformance.dual", title, Op.GEMM, product.needs, run, describe=describe)
+    return Check("conformance.dual", title, case, run)
 
 
 def _refuses_sums(profile: GemmProfile, made: BlockFormat) -> Check:
@@ -302,4 +303,4 @@ def _refuses_sums(profile: GemmProfile, made: BlockFormat) -> Check:
         return len(cases), ""
 
     needs = (("gemms", (profile, made, made)), ("gemm_dtypes", "float32"))
-    return Check.that("conformance.dual", title, Op.GEMM, needs, problem)
+    return Check.that("conformance.dual", title, Asked(Op.GEMM, needs), problem)

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import numpy as np
 
 from mxref.conformance.blame import blame
-from mxref.conformance.differential import quantize_check
-from mxref.conformance.model import Check, CheckResult, Failure, Needs, Op, Plan, Subject, by_rank
-from mxref.conformance.requests.encoding import Blocks, Place, Request
-from mxref.conformance.requests.product import Product
+from mxref.conformance.checking import Check, Needs, Op, Plan, Subject
+from mxref.conformance.clauses import by_rank
+from mxref.conformance.finding import quantize_check
+from mxref.conformance.outcome import CheckResult, Failure
+from mxref.conformance.requests.multiplying import Product
+from mxref.conformance.requests.quantizing import Blocks, Place, Request
 from mxref.formats import BLOCK_FORMATS, BlockFormat
 from mxref.plan import dtype_name
-from mxref.recipe import GemmProfile
+from mxref.recipe import GemmProfile, OperandSpec
 from mxref.vectors import BACKEND_OPS, DEFAULT, Record, RecordOp, load_vectors
-from mxref.vectors.data import (
-    record_format,
-    record_operand,
-    record_stream,
-    record_tensor,
-)
+from mxref.vectors.data import record_format, record_operand, record_stream, record_tensor
 from mxref.vectors.run import run_record
 
 _OPS = {
@@ -69,16 +66,14 @@ def _check(record: Record, clause: str) -> Check:
             return CheckResult(count)
         request = made()
         if request is not None:
-            found = quantize_check(clause, title, request, blamed=partial(_blamed, record, request)).run(
-                subject
-            )
+            check = quantize_check(clause, title, request, blamed=partial(_blamed, record, request))
+            found = check.run(subject)
             if found.failure:
                 return replace(found, compared=count)
         failure = Failure(clause, str(mismatch), expected=mismatch.want, got=mismatch.got)
         return CheckResult(count, failure)
 
-    spec = record.spec if record.op is RecordOp.QUANTIZE else None
-    return Check(clause, title, _OPS[record.op], _needs(record), run, spec, lambda: _inputs(record))
+    return Check(clause, title, _Vector(record), run)
 
 
 def _clause(record: Record) -> str:
@@ -103,16 +98,8 @@ def _blamed(record: Record, request: Request, subject: Subject, got: Blocks, pla
         return "quantize.order" if "quantize.order" in record.clauses else next(joined, first)
     if decided.startswith("scale.") and "scale.block.tile" in record.clauses:
         return "scale.block.tile"
-    exact = decided.startswith("scale.") or decided in (
-        "rounding.sign",
-        "rounding.saturate",
-        "rounding.scaled",
-    )
+    exact = decided.startswith(("scale.", "rounding.sign", "rounding.saturate", "rounding.scaled"))
     return decided if exact or decided in record.clauses else first
-
-
-def _inputs(record: Record) -> dict[str, str]:
-    return {k: str(v) if len(str(v)) < 300 else f"{str(v)[:300]}..." for k, v in record.inputs.items()}
 
 
 def _request(record: Record) -> Request | None:
@@ -127,15 +114,38 @@ def _request(record: Record) -> Request | None:
     )  # fmt: skip
 
 
-def _needs(record: Record) -> Needs:
-    i = record.inputs
-    if record.op is RecordOp.SCALE:
-        return Request(np.zeros(1, np.float32), record.spec).needs
-    if record.op is RecordOp.QUANTIZE:
-        return Request(record_tensor(record), record.spec).needs
-    if record.op is RecordOp.DEQUANTIZE:
-        return ("formats", record_format(record)), ("dequantize_dtypes", i["out"])
-    if record.op is RecordOp.HADAMARD:
-        return ("in_dtypes", dtype_name(record_tensor(record))), ("hadamard_sizes", i["n"])
-    a, b = (record_operand(record, name) for name in "ab")
-    return Product(a, b, GemmProfile(i["profile"]), i["out"]).needs
+@dataclass(frozen=True)
+class _Vector:
+    """A golden vector as the question of a check."""
+
+    record: Record
+
+    @property
+    def op(self) -> Op:
+        """The operation."""
+        return _OPS[self.record.op]
+
+    @property
+    def spec(self) -> OperandSpec | None:
+        """The treatment of a quantization; None for other operations."""
+        return self.record.spec if self.record.op is RecordOp.QUANTIZE else None
+
+    @property
+    def needs(self) -> Needs:
+        """The capabilities that the vector uses."""
+        record, i = self.record, self.record.inputs
+        if record.op is RecordOp.SCALE:
+            return Request(np.zeros(1, np.float32), record.spec).needs
+        if record.op is RecordOp.QUANTIZE:
+            return Request(record_tensor(record), record.spec).needs
+        if record.op is RecordOp.DEQUANTIZE:
+            return ("formats", record_format(record)), ("dequantize_dtypes", i["out"])
+        if record.op is RecordOp.HADAMARD:
+            return ("in_dtypes", dtype_name(record_tensor(record))), ("hadamard_sizes", i["n"])
+        a, b = (record_operand(record, name) for name in "ab")
+        return Product(a, b, GemmProfile(i["profile"]), i["out"]).needs
+
+    def describe(self) -> dict[str, str]:
+        """Return the inputs in words."""
+        texts = {key: str(value) for key, value in self.record.inputs.items()}
+        return {key: text if len(text) < 300 else f"{text[:300]}..." for key, text in texts.items()}

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.capabilities import Capabilities
-from mxref.conformance.differential import controlled_check, quantize_check
-from mxref.conformance.model import Check, Op, Plan, Subject, cast, storage_clause
+from mxref.conformance.checking import Check, Plan, cast
+from mxref.conformance.clauses import storage_clause
+from mxref.conformance.finding import controlled_check, quantize_check
 from mxref.conformance.requests.crafted import any_bits, heavy_tailed, tame
-from mxref.conformance.requests.encoding import LAYOUTS, Blocks, Request
+from mxref.conformance.requests.quantizing import LAYOUTS, Blocks, Request
 from mxref.errors import ShapeError
 from mxref.formats import INPUT_DTYPES, BlockFormat, BlockShape
 from mxref.recipe import OperandSpec
@@ -40,15 +41,13 @@ def checks(plan: Plan) -> Iterator[Check]:
     yield _permuted(plan, rng, "packing.scales", 8)
     for layout, view in LAYOUTS.items():
         plain = request((3, 4, 32) if layout in ("first axes swapped", "last axis of stride 2") else (5, 64))
-        plain = replace(
-            plain, x=np.ascontiguousarray(view(plain.x.copy()))
-        )  # as a repeated row has other values
+        # A repeated row has other values.
+        plain = replace(plain, x=np.ascontiguousarray(view(plain.x.copy())))
         yield controlled_check("quantize.strides", layout, replace(plain, layout=layout), [plain])
     empty: tuple[tuple[int, ...], ...] = ((0, 32), (3, 0), (0, 0), (2, 0, 64), (0, 32, 3))
     for shape in empty:
-        yield quantize_check(
-            "quantize.strides", f"empty {shape}", request(shape, axis=1 if len(shape) > 2 else -1)
-        )
+        none = request(shape, axis=1 if len(shape) > 2 else -1)
+        yield quantize_check("quantize.strides", f"empty {shape}", none)
     large = [((3, plan.long), -1), ((plan.long, 3), 0)]
     if plan.full:
         # Beyond 65,535 rows, of either axis: a grid of GPU programs has no more along its second dimension.
@@ -166,13 +165,5 @@ def permuted(clause: str, request: Request) -> Check:
 
 
 def _refused(request: Request, title: str) -> Check:
-    def problem(subject: Subject) -> tuple[int, str]:
-        try:
-            subject.backend.quantize(subject.give(request.array()), request.spec, **request.arguments)
-        except ShapeError:
-            return 1, ""
-        return 1, "a length that does not fit was accepted without pad=True: ShapeError expected"
-
-    return Check.that(
-        "quantize.length", title, Op.QUANTIZE, request.needs, problem, request.spec, request.describe
-    )
+    accepted = "a length that does not fit was accepted without pad=True"
+    return Check.refused("quantize.length", title, request, request.ask, ShapeError, accepted)

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.capabilities import Capabilities, declared_words
-from mxref.conformance.differential import quantize_check
-from mxref.conformance.model import Check, CheckResult, Op, Plan, Subject, cast, declares
+from mxref.conformance.checking import Asked, Check, Op, Plan, Subject, cast, declares
+from mxref.conformance.finding import quantize_check
+from mxref.conformance.outcome import CheckResult
 from mxref.conformance.requests.crafted import any_bits, crafted_blocks, tame
 from mxref.conformance.requests.decoding import DTYPES, drawn_array, given
-from mxref.conformance.requests.encoding import Blocks, Request, all_of_it
+from mxref.conformance.requests.quantizing import Blocks, Request, all_of_it
 from mxref.errors import DtypeError, NonfiniteError, UnsupportedError
 from mxref.formats import BLOCK_FORMATS, INPUT_DTYPES, BlockFormat, BlockShape, Nonfinite
 from mxref.gemm import OUT_DTYPES
@@ -44,11 +45,12 @@ MEMBERS: dict[str, tuple[Any, ...]] = {
 
 def checks(plan: Plan) -> Iterator[Check]:
     """Yield the checks of conformance.* and of refused input types."""
-    yield Check.that("conformance.capabilities", "values that mean something", Op.QUANTIZE, (), _capabilities)
-    yield Check.that("conformance.arrays", "from_numpy and to_numpy", Op.QUANTIZE, (), partial(_arrays, plan))
+    any_backend = Asked(Op.QUANTIZE)
+    yield Check.that("conformance.capabilities", "values that mean something", any_backend, _capabilities)
+    yield Check.that("conformance.arrays", "from_numpy and to_numpy", any_backend, partial(_arrays, plan))
     for name, op, value in _requests():
         title = f"{name} without {declared_words(value)}"
-        yield Check.that("conformance.unsupported", title, op, (), _refusal(plan, name, op, value))
+        yield Check.that("conformance.unsupported", title, Asked(op), _refusal(plan, name, op, value))
     for name in ("float64", "int32"):
         yield _refused_type(plan, name)
 
@@ -167,15 +169,17 @@ def _stored(subject: Subject, made: BlockFormat) -> MXArray:
 
 
 def _refused_type(plan: Plan, name: str) -> Check:
-    def problem(subject: Subject) -> tuple[int, str]:
+    def call(subject: Subject) -> object:
         try:
             x = subject.give(np.ones((2, 32), name))
-            subject.backend.quantize(x, plan.base, placement=Placement(STREAM))
-        except (DtypeError, UnsupportedError):
-            return 1, ""
-        return 1, f"an input of {name} was narrowed silently: DtypeError expected"
+            return subject.backend.quantize(x, plan.base, placement=Placement(STREAM))
+        except UnsupportedError as err:  # the type itself, or its arrays, are not declared
+            raise DtypeError(str(err)) from err
 
-    return Check.that("conventions.inputs", f"{name} refused", Op.QUANTIZE, (), problem)
+    accepted = f"an input of {name} was narrowed silently"
+    return Check.refused(
+        "conventions.inputs", f"{name} refused", Asked(Op.QUANTIZE), call, DtypeError, accepted
+    )
 
 
 NARROW = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
@@ -216,28 +220,21 @@ def _narrow_check(title: str, request: Request) -> Check:
         def judge(got: Blocks, want: Blocks) -> tuple[NDArray[np.bool_], int]:
             wrong = all_of_it(got, want)[0]
             if wrong.any() and "float32" in subject.capabilities.in_dtypes:
-                wrong &= ~all_of_it(Blocks.of(wide.answer(subject)), want)[0]
+                wrong &= ~wide.wrong(subject)
             return wrong, wrong.size
 
         return quantize_check("conventions.inputs", title, request, judge).run(subject)
 
-    return Check("conventions.inputs", title, Op.QUANTIZE, request.needs, run, request.spec, request.describe)
+    return Check("conventions.inputs", title, request, run)
 
 
 def _raises_nonfinite(plan: Plan) -> Check:
     x = tame(np.random.default_rng(3), (4, 64), made=plan.format)
     x[2, 40] = np.nan
     request = Request(plan.cast(x), replace(plan.base, nonfinite=Nonfinite.RAISE), rng=STREAM)
-
-    def problem(subject: Subject) -> tuple[int, str]:
-        try:
-            subject.backend.quantize(subject.give(request.array()), request.spec, **request.arguments)
-        except NonfiniteError:
-            return 1, ""
-        return 1, "nonfinite = 'raise' let a NaN pass: NonfiniteError expected"
-
-    return Check.that("scale.nonfinite", "nonfinite = 'raise'", Op.QUANTIZE, request.needs, problem, request.spec,
-                      request.describe)  # fmt: skip
+    title = "nonfinite = 'raise'"
+    accepted = f"{title} let a NaN pass"
+    return Check.refused("scale.nonfinite", title, request, request.ask, NonfiniteError, accepted)
 
 
 def _repeats(plan: Plan) -> Iterator[Check]:
@@ -246,10 +243,9 @@ def _repeats(plan: Plan) -> Iterator[Check]:
         request = Request(x, replace(plan.base, rounding=rounding), rng=STREAM)
 
         def problem(subject: Subject, request: Request = request) -> tuple[int, str]:
-            first, second = (Blocks.of(request.answer(subject)) for _ in range(2))
+            first, second = (request.answer(subject) for _ in range(2))
             wrong, compared = all_of_it(first, second)
             message = f"the same request gave other bits the second time, in {int(wrong.sum())} blocks"
             return compared, message if wrong.any() else ""
 
-        yield Check.that("conformance.protocol", f"{rounding.value}, asked twice", Op.QUANTIZE, request.needs, problem,
-                         request.spec, request.describe)  # fmt: skip
+        yield Check.that("conformance.protocol", f"{rounding.value}, asked twice", request, problem)

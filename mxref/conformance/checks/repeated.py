@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from mxref.backend import Backend
-from mxref.conformance.model import Check, Needs, Op, Plan, Subject
+from mxref.conformance.checking import Asked, Check, Needs, Op, Plan, Subject
 from mxref.conformance.requests.crafted import tame
 from mxref.conformance.requests.decoding import DTYPES, drawn_array, given
-from mxref.conformance.requests.encoding import Request
-from mxref.conformance.requests.product import Product
+from mxref.conformance.requests.multiplying import Product
+from mxref.conformance.requests.quantizing import Request
 from mxref.conformance.watch import CLAUSE, FUSED_CLAUSE, arrays_of
 from mxref.gemm import OUT_DTYPES
 from mxref.mxarray import MXArray
@@ -147,8 +147,8 @@ def _asked(
                 )
         return compared, ""
 
-    yield Check.that(clause, f"{title}, results kept", op, needs, kept)
-    yield Check.that(clause, f"{title}, in threads", op, needs, in_threads)
+    yield Check.that(clause, f"{title}, results kept", Asked(op, needs), kept)
+    yield Check.that(clause, f"{title}, in threads", Asked(op, needs), in_threads)
 
 
 def _bits(subject: Subject, result: Any) -> list[bytes]:

@@ -15,14 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.conformance.blame import blame
+from mxref.conformance.checking import Check, Plan, Subject
 from mxref.conformance.checks.places import permuted
 from mxref.conformance.checks.sweep import crafted_tiles, every_bfloat16
-from mxref.conformance.differential import Blamed, quantize_check
+from mxref.conformance.clauses import storage_clause
 from mxref.conformance.dump import compare_arrays
+from mxref.conformance.finding import Blamed, quantize_check
 from mxref.conformance.function import FunctionBackend, Stored
-from mxref.conformance.model import Check, CheckResult, Op, Plan, Subject, storage_clause
+from mxref.conformance.outcome import CheckResult
 from mxref.conformance.requests.crafted import any_bits, crafted_blocks, heavy_tailed, tame
-from mxref.conformance.requests.encoding import Blocks, MalformedAnswer, Place, Request, all_of_it
+from mxref.conformance.requests.quantizing import Blocks, MalformedAnswer, Place, Request
 from mxref.formats import BlockShape
 from mxref.plan import dtype_name
 from mxref.steps.random import Stream
@@ -152,16 +154,7 @@ class _Asked:
                 return CheckResult(found.blocks, replace(failure, message=message))
             return CheckResult(found.blocks)
 
-        return Check(
-            _PROTOCOL,
-            title,
-            Op.QUANTIZE,
-            request.needs,
-            run,
-            request.spec,
-            request.describe,
-            raised=_PROTOCOL,
-        )
+        return Check(_PROTOCOL, title, request, run, raised=_PROTOCOL)
 
     def order(self) -> Iterator[Check]:
         """Yield checks for right codes and scales in the wrong order."""
@@ -231,4 +224,4 @@ def _of_clause(clause: str, title: str, request: Request, blamed: Blamed | None 
 
 
 def _wrong(subject: Subject, request: Request) -> bool:
-    return bool(all_of_it(Blocks.of(request.answer(subject)), request.expected_blocks)[0].any())
+    return bool(request.wrong(subject).any())

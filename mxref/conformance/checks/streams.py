@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance.differential import controlled_check, quantize_check
-from mxref.conformance.model import Check, Op, Plan, Subject
+from mxref.conformance.checking import Asked, Check, Op, Plan, Subject
+from mxref.conformance.finding import controlled_check, quantize_check
 from mxref.conformance.requests.crafted import tame
-from mxref.conformance.requests.encoding import Blocks, Request
+from mxref.conformance.requests.quantizing import Blocks, Request
 from mxref.formats import BlockShape, ElementFormat
 from mxref.plan import QuantPlan
 from mxref.recipe import OperandSpec
@@ -43,14 +43,8 @@ def checks(plan: Plan) -> Iterator[Check]:
                      near={"origin": (4, 64), "global_shape": (8, 160)})  # fmt: skip
     for bits in (16, 20):
         for title, arguments in _carries(bits).items():
-            yield _clear(
-                plan,
-                "random.counter",
-                f"R = {bits}, {title}",
-                replace(spec, sr_bits=bits),
-                Stream(0),
-                **arguments,
-            )
+            some = replace(spec, sr_bits=bits)
+            yield _clear(plan, "random.counter", f"R = {bits}, {title}", some, Stream(0), **arguments)
     for name, values in (
         ("step", (1, 0xFFFFFFFF)), ("layer", (1, 256, (1 << 24) - 1)), ("operand", range(1, 6)),
     ):  # fmt: skip
@@ -58,17 +52,16 @@ def checks(plan: Plan) -> Iterator[Check]:
             yield _clear(plan, "random.stream", f"{name} {value}", spec, replace(Stream(7), **{name: value}))
     for bits in (16, 20):
         for title, arguments in _places().items():
-            yield _clear(
-                plan, "random.index", f"R = {bits}, {title}", replace(spec, sr_bits=bits), STREAM, **arguments
-            )
+            some = replace(spec, sr_bits=bits)
+            yield _clear(plan, "random.index", f"R = {bits}, {title}", some, STREAM, **arguments)
     tile = replace(spec, block=BlockShape.TILE)
     yield _clear(plan, "random.index", "tiles of a shard", tile, STREAM, shape=(32, 64), origin=(64, 32),
                  global_shape=(128, 96))  # fmt: skip
     for bits in all_bits:
-        where = {"shape": (8, 96), "spec": replace(spec, sr_bits=bits), "rng": STREAM}
-        yield quantize_check(
-            "rounding.sr", f"R = {bits}, at the threshold and just below", _made(plan, _turning, where)
+        request = _made(
+            plan, _turning, {"shape": (8, 96), "spec": replace(spec, sr_bits=bits), "rng": STREAM}
         )
+        yield quantize_check("rounding.sr", f"R = {bits}, at the threshold and just below", request)
     yield _statistics(plan, spec)
 
 
@@ -218,10 +211,10 @@ def _statistics(plan: Plan, spec: OperandSpec) -> Check:
     lower[:, ::k], fraction[:, ::k] = len(width) + 1, 0
     request = Request(plan.cast(x), spec, rng=STREAM)
     needs = [need for need in request.needs if need[0] not in ("native_sr", "max_sr_bits")]
-    needs.append(("native_sr", True))
+    asked = Asked(Op.QUANTIZE, (*needs, ("native_sr", True)), spec, request.describe())
 
     def problem(subject: Subject) -> tuple[int, str]:
-        codes = Blocks.of(request.answer(subject)).codes.reshape(rows, -1).astype(np.int64)
+        codes = request.answer(subject).codes.reshape(rows, -1).astype(np.int64)
         up = codes - lower
         share, expected = up.mean(axis=0), fraction[0]
         deviation = 6 * np.sqrt(expected * (1 - expected) / rows) + 2.0**-8
@@ -235,4 +228,4 @@ def _statistics(plan: Plan, spec: OperandSpec) -> Check:
             )
         return x.size, message
 
-    return Check.that("rounding.native_sr", title, Op.QUANTIZE, tuple(needs), problem, spec, request.describe)
+    return Check.that("rounding.native_sr", title, asked, problem)

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.conformance.blame import deciders
-from mxref.conformance.differential import controlled_check, quantize_check
-from mxref.conformance.model import Check, Plan, block_format
+from mxref.conformance.checking import Check, Plan, block_format
+from mxref.conformance.finding import controlled_check, quantize_check
 from mxref.conformance.requests.crafted import crafted_blocks, tame, threshold_blocks
-from mxref.conformance.requests.encoding import Request, scales_only
+from mxref.conformance.requests.quantizing import Request, scales_only
 from mxref.dialects import DIALECTS
 from mxref.formats import BlockShape
 from mxref.recipe import OperandSpec
@@ -121,28 +121,19 @@ def _block_shapes(plan: Plan) -> Iterator[Check]:
         if not plan.full and (rule is not plan.base.scale_rule) and rounding is not plan.base.rounding:
             continue
         for shape, axis in (((96, 64), 1), ((64, 96), 0), ((2, 32, 64), -1), ((64, 2, 32), 0)):
-            spec = replace(
-                plan.base, scale_rule=rule, rounding=rounding, block=BlockShape.TILE, zero_scale=127
-            )
-            request = Request(
-                plan.cast(crafted_tiles(rng, shape, axis, plan.format.k)), spec, axis=axis, rng=STREAM
-            )
+            rows = replace(plan.base, scale_rule=rule, rounding=rounding, zero_scale=127)
+            x = plan.cast(crafted_tiles(rng, shape, axis, plan.format.k))
+            request = Request(x, replace(rows, block=BlockShape.TILE), axis=axis, rng=STREAM)
             title = f"{rule.value} {rounding.value}, tiles of shape {shape} along axis {axis}"
-            rows = replace(request, spec=replace(spec, block=BlockShape.ROW))
-            yield controlled_check("scale.block.tile", title, request, [rows])
+            yield controlled_check("scale.block.tile", title, request, [replace(request, spec=rows)])
 
 
 def crafted_tiles(rng: np.random.Generator, shape: tuple[int, ...], axis: int, k: int) -> NDArray[np.float64]:
     """Return tiles of grid points whose amax is in one row only; one tile with NaN or Inf, one of zeros."""
     lengths = [*shape]
     length = lengths.pop(axis)
-    tiles = (
-        *lengths[:-1],
-        lengths[-1] // k,
-        k,
-        length // k,
-        k,
-    )  # rows' last axis and block axis, each in tiles
+    # The last axis of the rows and the block axis, each in tiles.
+    tiles = (*lengths[:-1], lengths[-1] // k, k, length // k, k)
     x = rng.choice([0.5, 1.0, 1.5, 2.0, -0.5, -2.0], tiles)
     x[..., int(rng.integers(k)), :, 17] = -4.0
     x *= np.exp2(rng.integers(-9, 10, (*tiles[:-3], 1, tiles[-2], 1)))

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance.differential import quantize_check
-from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, cast
+from mxref.conformance.checking import Check, Needs, Op, Plan, Subject, cast
+from mxref.conformance.finding import quantize_check
+from mxref.conformance.outcome import CheckResult, Failure
 from mxref.conformance.requests.crafted import any_bits, cancelling, heavy_tailed, tame
-from mxref.conformance.requests.decoding import float_bits
-from mxref.conformance.requests.encoding import LAYOUTS, Request
+from mxref.conformance.requests.decoding import first, float_bits
+from mxref.conformance.requests.quantizing import LAYOUTS, Request
 from mxref.conformance.shrink import Search, fewest_elements
 from mxref.plan import dtype_name
 from mxref.steps.hadamard import SIZES, Rotation, SignPolicy, hadamard
@@ -29,6 +31,8 @@ _SMALL = 512
 class Transform:
     """Arguments of a transform."""
 
+    op: ClassVar = Op.HADAMARD
+    spec: ClassVar = None
     x: NDArray[np.generic]
     n: int
     signs: int = 0
@@ -45,9 +49,13 @@ class Transform:
     def answer(self, subject: Subject) -> NDArray[np.uint32]:
         """Return the backend's answer as bits."""
         x = LAYOUTS[self.layout](self.x) if self.layout else self.x.copy()
-        return float_bits(
-            subject.take(subject.backend.hadamard(subject.give(x), self.n, self.signs, axis=self.axis))
-        )
+        y = subject.backend.hadamard(subject.give(x), self.n, self.signs, axis=self.axis)
+        return float_bits(subject.take(y))
+
+    @property
+    def needs(self) -> Needs:
+        """The capabilities that the transform uses."""
+        return ("in_dtypes", dtype_name(self.x)), ("hadamard_sizes", self.n)
 
     def describe(self) -> dict[str, str]:
         """Return the request in words."""
@@ -70,12 +78,10 @@ def checks(plan: Plan) -> Iterator[Check]:
         for vector in (signs, 1, 1 << n - 1, (1 << n) - 1):
             x = tame(rng, (3, max(32, 2 * n)), made=plan.format)
             before = x * np.resize(Rotation(n, vector).vector(), x.shape[1])
-            yield _check(
-                "hadamard.signs", f"H{n} signs {vector:#x}", Transform(plan.cast(x), n, vector),
-                control=Transform(plan.cast(before), n),
-            )  # fmt: skip
-        yield _check("hadamard.factor", f"H{n} of one element a group", Transform(plan.cast(_single(rng, n)), n),
-                     mask=0x7FFFFFFF)  # fmt: skip
+            t, control = Transform(plan.cast(x), n, vector), Transform(plan.cast(before), n)
+            yield _check("hadamard.signs", f"H{n} signs {vector:#x}", t, control=control)
+        single = Transform(plan.cast(_single(rng, n)), n)
+        yield _check("hadamard.factor", f"H{n} of one element a group", single, mask=0x7FFFFFFF)
         for what, draw in (
             ("cancelling", cancelling),
             ("heavy-tailed", heavy_tailed),
@@ -88,22 +94,16 @@ def checks(plan: Plan) -> Iterator[Check]:
             rows = np.ascontiguousarray(np.moveaxis(t.x, axis, -1)).reshape(-1, shape[axis])
             title = f"H{n} of shape {shape} along axis {axis}"
             yield _check("hadamard.size", title, t, control=Transform(rows, n))
-        yield _check(
-            "hadamard.order",
-            f"H{n} along the middle",
-            Transform(plan.cast(cancelling(rng, (2, 2 * n, 3))), n, axis=1),
-        )
+        middle = Transform(plan.cast(cancelling(rng, (2, 2 * n, 3))), n, axis=1)
+        yield _check("hadamard.order", f"H{n} along the middle", middle)
         in_rows = Transform(plan.cast(tame(rng, (5, max(32, 2 * n)), made=plan.format)), n)
         in_columns = replace(in_rows, layout="transposed")
         long = Transform(plan.cast(tame(rng, (3, plan.long), made=plan.format)), n, signs)
         control = Transform(long.x[:, :1024], n, signs)
         yield _check("quantize.strides", f"H{n} of length {plan.long}", long, control=control)
         yield _check("quantize.strides", f"H{n} transposed", in_columns, control=in_rows)
-        yield _check(
-            "hadamard.nonfinite",
-            f"H{n} NaN, Inf, overflow",
-            Transform(plan.cast(_nonfinite(plan, rng, n)), n, signs),
-        )
+        special = Transform(plan.cast(_nonfinite(plan, rng, n)), n, signs)
+        yield _check("hadamard.nonfinite", f"H{n} NaN, Inf, overflow", special)
         yield from _quantized(plan, rng, n)
     if plan.full:  # a result beyond a processor's caches
         large = Transform(plan.cast(rng.standard_normal((4099, 1024))), 32)
@@ -137,7 +137,7 @@ def _check(
         t = _shrunk(transform, subject, wrong) if subject.shrink else transform
         right = control is None or np.array_equal(control.answer(subject), control.expected)
         bad = wrong(t, subject)
-        where = tuple(int(i) for i in np.argwhere(bad)[0])
+        where = first(bad)
         got, want = t.answer(subject), t.expected
         small = t.x.size <= _SMALL
         blamed = clause if right else "hadamard.order"
@@ -150,8 +150,7 @@ def _check(
         )  # fmt: skip
         return CheckResult(differs.size, failure)
 
-    needs = (("in_dtypes", dtype_name(transform.x)), ("hadamard_sizes", transform.n))
-    return Check(clause, title, Op.HADAMARD, needs, run, describe=transform.describe)
+    return Check(clause, title, transform, run)
 
 
 def _words(bits: NDArray[np.uint32]) -> tuple[str, ...]:
@@ -168,9 +167,9 @@ def _shrunk(
 
     search = Search(t, "wrong", fault_of, 2 * _SMALL)
     if t.axis % t.x.ndim == t.x.ndim - 1:
-        where = np.argwhere(wrong(t, subject))[0]
-        group = int(where[-1]) // t.n * t.n
-        search.take(replace(t, x=t.x[tuple(where[:-1])][None, group : group + t.n].copy()))
+        *row, at = first(wrong(t, subject))
+        group = at // t.n * t.n
+        search.take(replace(t, x=t.x[tuple(row)][None, group : group + t.n].copy()))
     search.take(replace(search.case, signs=0))
     t = search.case
     if t.x.size <= _SMALL:
@@ -209,13 +208,11 @@ def _quantized(plan: Plan, rng: np.random.Generator, n: int) -> Iterator[Check]:
     x = tame(rng, (4, 2 * length), made=plan.format)
     x[1, 3], x[2, length] = np.inf, np.nan
     x[3] = np.finfo(np.float32).max
-    yield quantize_check(
-        "hadamard.nonfinite", f"H{n} quantized, NaN, Inf, overflow", Request(plan.cast(x), spec, rng=STREAM)
-    )
+    request = Request(plan.cast(x), spec, rng=STREAM)
+    yield quantize_check("hadamard.nonfinite", f"H{n} quantized, NaN, Inf, overflow", request)
     x = plan.cast(tame(rng, (8, 2 * length), made=plan.format))
     for policy in SignPolicy if plan.full or n in (16, 64, 256) else (SignPolicy.PER_STEP_LAYER,):
         for stream in (Stream(3), STREAM, *(replace(STREAM, operand=o) for o in range(1, 6))):
             title = f"H{n} {policy.value}, step {stream.step}, layer {stream.layer}, operand {stream.operand}"
-            yield quantize_check(
-                "hadamard.policy", title, Request(x, replace(spec, signs=policy), rng=stream)
-            )
+            request = Request(x, replace(spec, signs=policy), rng=stream)
+            yield quantize_check("hadamard.policy", title, request)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance.model import Subject
+from mxref.conformance.checking import Needs, Op, Subject
 from mxref.formats import CANONICAL_NAN, BlockFormat
 from mxref.layouts.packed import pack, unpack
 from mxref.mxarray import MXArray
@@ -26,6 +26,8 @@ LAYOUTS = ("codes not contiguous", "codes in Fortran order", "scales in Fortran 
 class Decoding:
     """Arguments of a dequantization."""
 
+    op: ClassVar = Op.DEQUANTIZE
+    spec: ClassVar = None
     q: MXArray
     dtype: str
     layout: str = ""
@@ -48,6 +50,11 @@ class Decoding:
                 f"the result is {values.dtype} {values.shape}, expected {self.expected.dtype} {self.expected.shape}"
             )
         return values
+
+    @property
+    def needs(self) -> Needs:
+        """The capabilities that the request uses."""
+        return ("formats", self.q.format), ("dequantize_dtypes", self.dtype)
 
     def describe(self) -> dict[str, str]:
         """Return the request in words."""
@@ -76,6 +83,11 @@ def differs(got: NDArray[Any], want: NDArray[Any]) -> NDArray[np.bool_]:
         same = (got.view(np.uint64) == want.view(np.uint64)) | (np.isnan(got) & np.isnan(want))
         return np.asarray(~same)
     return np.asarray(float_bits(got) != float_bits(want))
+
+
+def first(wrong: NDArray[np.bool_]) -> tuple[int, ...]:
+    """Return the place of the first wrong value."""
+    return tuple(int(i) for i in np.argwhere(wrong)[0])
 
 
 def drawn_array(

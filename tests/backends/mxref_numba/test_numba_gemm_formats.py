@@ -12,7 +12,7 @@ from numba_checks import bits
 from numpy.typing import NDArray
 
 from mxref import GemmProfile, MXArray, OperandSpec, UnsupportedError, get_backend
-from mxref.conformance.checks.products import spanning
+from mxref.conformance.checks.gemms import spanning
 from mxref.formats import BLOCK_FORMATS, CANONICAL_NAN, MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
 from mxref.layouts.packed import pack
 

@@ -8,8 +8,8 @@ import pytest
 from mutants import BY_NAME
 from mxref import GemmProfile, MXArray, OperandSpec
 from mxref.conformance import check
-from mxref.conformance.model import Subject
-from mxref.conformance.requests.product import Product
+from mxref.conformance.checking import Subject
+from mxref.conformance.requests.multiplying import Product
 
 
 def operands_of(failure):

@@ -6,8 +6,7 @@ import pytest
 
 from mxref.cli.conform_text import show
 from mxref.conformance import CLAUSES
-from mxref.conformance.model import Failure, Level
-from mxref.conformance.report import ClauseResult, Report
+from mxref.conformance.outcome import ClauseResult, Failure, Level, Report
 
 WIDTH, LINES = 80, 24
 INTRODUCTION = f"backend {'a_long_folder/' * 7}mine.py:backend, asked for by name"

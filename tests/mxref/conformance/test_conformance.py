@@ -16,7 +16,8 @@ from mutants.staged import Staged, with_capabilities
 from mxref import GemmProfile, OperandSpec, Rounding, Stream, quantize
 from mxref.capabilities import Capabilities
 from mxref.conformance import CLAUSES, check, checks_of
-from mxref.conformance.model import Level, Op, Plan
+from mxref.conformance.checking import Op, Plan
+from mxref.conformance.outcome import Level
 from mxref.conformance.requests.crafted import crafted_blocks, tame, ties
 from mxref.discovery import get_backend
 from mxref.errors import RecipeError
@@ -59,7 +60,7 @@ def test_a_choice_holds_every_check_that_it_names():
         assert chosen == [check for check in whole if check.clause == clause]
     for op in Op:
         chosen = checks_of(reference.capabilities, level=Level.QUICK, ops=[op])
-        assert chosen == [check for check in whole if check.op is op]
+        assert chosen == [check for check in whole if check.asked.op is op]
 
 
 @pytest.mark.parametrize(
@@ -246,9 +247,9 @@ def test_tame_values_are_exact_under_every_rounding(rule, made):
 def test_filters():
     caps = Capabilities()
     checks = checks_of(caps, ops=["hadamard"], level="quick")
-    assert {c.op for c in checks} == {Op.HADAMARD}
+    assert {c.asked.op for c in checks} == {Op.HADAMARD}
     checks = checks_of(caps, dialects=["nvidia"], ops=["quantize"], level="quick")
-    specs = {c.spec for c in checks if c.spec}
+    specs = {c.asked.spec for c in checks if c.asked.spec}
     assert {s.scale_rule for s in specs} == {ScaleRule.RCEIL}
     assert {s.rounding for s in specs} == {Rounding.RNE}
     assert len([c for c in checks if c.clause == "quantize.order"]) >= 60
@@ -272,9 +273,9 @@ def test_the_seed_changes_the_draws_and_nothing_else():
         [c for c in checks_of(Capabilities(), seed=s, **drawn) if c.title == "drawn combination 3"]
         for s in (0, 0, 1)
     )
-    assert first[0].spec == again[0].spec
-    assert first[0].describe() == again[0].describe()
-    assert first[0].describe() != other[0].describe()
+    assert first[0].asked.spec == again[0].asked.spec
+    assert first[0].asked.describe() == again[0].asked.describe()
+    assert first[0].asked.describe() != other[0].asked.describe()
     assert check(reference, seed=7, level="quick", formats=["mxfp4"]).ok
 
 

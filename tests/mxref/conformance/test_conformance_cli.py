@@ -12,7 +12,7 @@ import pytest
 
 from conform_command import explained, run
 from mxref.conformance import CLAUSES, check
-from mxref.conformance.report import to_json, to_junit
+from mxref.conformance.outcome import to_json, to_junit
 from mxref.discovery import get_backend
 from mxref.formats import E2M1
 from mxref.layouts.packed import unpack

@@ -13,10 +13,10 @@ from mutants.staged import staged
 from mutants.stored import Loose
 from mxref import GemmProfile, OperandSpec, Rounding, Stream, quantize
 from mxref.conformance import CLAUSES, check
+from mxref.conformance.checking import Subject
 from mxref.conformance.finding import explain_command, shrunk_failure
-from mxref.conformance.model import Subject
-from mxref.conformance.requests.encoding import Request
-from mxref.conformance.requests.product import Product
+from mxref.conformance.requests.multiplying import Product
+from mxref.conformance.requests.quantizing import Request
 from mxref.formats import E2M1
 from mxref.layouts.packed import pack
 from mxref.reference import ReferenceBackend

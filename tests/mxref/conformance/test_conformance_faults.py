@@ -10,8 +10,8 @@ import pytest
 from mutants import MUTANTS
 from mutants.staged import Staged, staged
 from mxref.conformance import check, finding
-from mxref.conformance.model import Subject
-from mxref.conformance.requests.encoding import Blocks, all_of_it
+from mxref.conformance.checking import Subject
+from mxref.conformance.requests.quantizing import all_of_it
 from mxref.steps.hadamard import Rotation
 from mxref.steps.hadamard import hadamard as transform
 from mxref.steps.random import random_integers
@@ -43,7 +43,7 @@ def joined(classes):
 
 
 def wrong(backend, request, row, block):
-    got = Blocks.of(request.answer(Subject(backend)))
+    got = request.answer(Subject(backend))
     return bool(all_of_it(got, request.expected_blocks)[0][row, block])
 
 

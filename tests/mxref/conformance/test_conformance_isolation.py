@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from mxref.cli import main
-from mxref.conformance import check, processes, watch
-from mxref.conformance.model import Check, CheckResult, Op, Subject
+from mxref.conformance import check, isolation, watch
+from mxref.conformance.checking import Asked, Check, Op, Subject
+from mxref.conformance.outcome import CheckResult
 from mxref.conformance.suite import result_of
 from mxref.conformance.watch import Copies
 from mxref.errors import BackendError
@@ -105,8 +106,8 @@ def test_what_loading_does_to_its_process_is_a_failed_report(tmp_path, fault, me
 
 @pytest.mark.parametrize(("given", "least", "limit"), [("1", 2.0, "2"), ("1", 0.5, "1")])
 def test_loading_may_take_the_time_limit_or_a_minute(tmp_path, monkeypatch, given, least, limit):
-    assert processes.LEAST_TO_LOAD == 60
-    monkeypatch.setattr(processes, "LEAST_TO_LOAD", least)
+    assert isolation.LEAST_TO_LOAD == 60
+    monkeypatch.setattr(isolation, "LEAST_TO_LOAD", least)
     backend = written(tmp_path, WHILE_LOADED, "time.sleep(600)")
     result, (clause,), failures = run(backend, tmp_path, "--time-limit", given)
     assert (result.exit_code, failures) == (1, 1), result.output
@@ -123,16 +124,16 @@ def test_a_file_with_the_name_of_a_module_does_not_take_its_place(tmp_path, monk
 
 
 def test_shrinking_may_take_the_time_limit(monkeypatch):
-    given, give = [], processes._Worker.give
+    given, give = [], isolation._Worker.give
     monkeypatch.setattr(
-        processes._Worker, "give", lambda *call: (given.append((call[1][1], call[2])), give(*call))
+        isolation._Worker, "give", lambda *call: (given.append((call[1][1], call[2])), give(*call))
     )
     check(PLANTED, clauses=["rounding.rne"], level="quick", time_limit=200)
     assert set(given) == {(False, 200), (True, 200)}
 
 
 def test_a_run_does_not_wait_for_every_hanging_check(tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "MOST_HUNG", 1)
+    monkeypatch.setattr(isolation, "MOST_HUNG", 1)
     hanging = IN_A_CALL.replace('if dtype == "float64" and q.shape == (256, 32):', "if True:")
     backend = written(tmp_path, hanging, "time.sleep(600)")
     result, clauses, failures = run(backend, tmp_path, "--time-limit", "1")
@@ -190,7 +191,7 @@ def test_a_copy_in_this_process_ends_where_it_leaves_the_check(monkeypatch):
         os.fork()
         return CheckResult(1)
 
-    verdict = result_of(Check("c", "t", Op.QUANTIZE, (), run), Subject(ReferenceBackend()))
+    verdict = result_of(Check("c", "t", Asked(Op.QUANTIZE), run), Subject(ReferenceBackend()))
     assert (
         verdict.failure.message
         == "the backend forked the process, and the copy went on from the call as well"

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 
 from mxref.cli import main
 from mxref.conformance import check
-from mxref.conformance.processes import Processes
-from mxref.conformance.report import to_json
+from mxref.conformance.isolation import Processes
+from mxref.conformance.outcome import to_json
 from mxref.conformance.suite import Choice
 from mxref.cores import THREAD_VARIABLES, cores, on_a_share
 from mxref.errors import BackendError

@@ -11,7 +11,7 @@ import pytest
 
 from mxref.cli.conform_text import show
 from mxref.conformance import check
-from mxref.conformance.report import to_junit
+from mxref.conformance.outcome import to_junit
 from places import ROOT
 
 PLANTED = f"{ROOT}/docs/examples/planted_fault_backend.py:backend"

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from mxref.backend import Backend
-from mxref.conformance.stochastic import stochastic_problem
+from mxref.conformance.sr_statistics import stochastic_problem
 from mxref.formats import BlockFormat
 from mxref.layouts.packed import unpack
 from mxref.recipe import OperandSpec, Recipe
@@ -87,7 +87,7 @@ def _round(
     stream: Stream,
     first: int,
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Round as `mxref.conformance.stochastic.Rounder` says, beside another operand if one is given."""
+    """Round as `mxref.conformance.sr_statistics.Rounder` says, beside another operand if one is given."""
     device = min(backend.capabilities.devices, key=lambda name: (name != "cpu", name))
     place = operators.step_place(stream.step, first, len(x))
     given = torch.from_numpy(x[first:]).to(device), place, operators.register_backend(backend)

@@ -33,8 +33,8 @@ from mxref.conformance.recorded import (
     where_text,
 )
 from mxref.conformance.replay import recorded_failure
-from mxref.conformance.requests.encoding import Request
-from mxref.conformance.requests.product import Product
+from mxref.conformance.requests.multiplying import Product
+from mxref.conformance.requests.quantizing import Request
 from mxref.discovery import loaded_as
 from mxref.formats import Nonfinite
 from mxref.mxarray import MXArray

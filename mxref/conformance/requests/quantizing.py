@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mxref.capabilities import Capabilities
-from mxref.conformance.model import Needs, Subject, block_format, declares
+from mxref.conformance.checking import Needs, Op, Subject, block_format, declares
 from mxref.formats import BlockFormat, BlockShape, ElementFormat
 from mxref.layouts.packed import unpack
 from mxref.mxarray import MXArray
@@ -55,18 +55,15 @@ class Blocks(NamedTuple):
     codes: NDArray[np.uint8]
     """Element codes [R, B, k]."""
     scales: NDArray[np.uint8]
-    """E8M0 codes [R, B]."""
+    """Scale codes [R, B]."""
 
     @classmethod
     def of(cls, q: MXArray) -> Blocks:
         """Return the blocks of an MXArray of NumPy arrays."""
         element, k = q.format.element, q.format.k
         blocks = q.length // k
-        codes = (
-            unpack(np.asarray(q.codes), element).reshape(-1, blocks, k)
-            if blocks
-            else np.empty((0, 0, k), np.uint8)
-        )
+        none = np.empty((0, 0, k), np.uint8)
+        codes = unpack(np.asarray(q.codes), element).reshape(-1, blocks, k) if blocks else none
         return cls(codes, np.asarray(q.scales).reshape(codes.shape[:2]))
 
 
@@ -74,6 +71,7 @@ class Blocks(NamedTuple):
 class Request:
     """Arguments of a quantization."""
 
+    op: ClassVar = Op.QUANTIZE
     x: NDArray[Any]
     spec: OperandSpec
     axis: int = -1
@@ -152,21 +150,28 @@ class Request:
         start = int(plan.global_rows()[row]) * plan.global_length + plan.first
         return start + block // (plan.unit // self.format.k) * plan.unit
 
-    def answer(self, subject: Subject) -> MXArray:
-        """Return the backend's answer, codes and scales in NumPy.
+    def ask(self, subject: Subject) -> MXArray:
+        """Return the backend's answer as it comes."""
+        return subject.backend.quantize(subject.give(self.array()), self.spec, **self.arguments)
+
+    def answer(self, subject: Subject) -> Blocks:
+        """Return the backend's answer, block by block.
 
         Raises:
             MalformedAnswer: the answer's shape, axis or another field is wrong.
         """
-        q = subject.backend.quantize(subject.give(self.array()), self.spec, **self.arguments)
-        got = as_numpy(subject, q)
+        got = as_numpy(subject, self.ask(subject))
         want = self.expected
         for name in ("shape", "axis", "block", "prescale", "rotation", "format"):
             if getattr(got, name) != getattr(want, name):
                 raise MalformedAnswer(
                     f"{name} of the MXArray is {getattr(got, name)}, expected {getattr(want, name)}"
                 )
-        return got
+        return Blocks.of(got)
+
+    def wrong(self, subject: Subject) -> NDArray[np.bool_]:
+        """Return which blocks [R, B] of the backend's answer are wrong; errors as `answer`."""
+        return all_of_it(self.answer(subject), self.expected_blocks)[0]
 
     def describe(self) -> dict[str, str]:
         """Return the request in words: what differs from the defaults, and the array."""

@@ -1,8 +1,8 @@
-"""Runs checks in other processes, so that a backend that crashes its process only fails a check.
+"""Where a backend answers its checks: in this process, or in others, so that one that crashes only fails a check.
 
-`Processes` starts them and receives the results. `main` is the other end: it loads the backend and runs its checks. A
-process is a fresh interpreter, because a GPU driver does not survive a fork. It sends `Loaded` or `Refused` once, and
-then the number and the verdict of every check that it was given.
+`Here` asks in this process. `Processes` starts others and receives the results. `main` is their other end: it loads the
+backend and runs its checks. A process is a fresh interpreter, because a GPU driver does not survive a fork. It sends
+`Loaded` or `Refused` once, and then the number and the verdict of every check that it was given.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields
 from functools import cached_property
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Protocol
 
+from mxref.backend import Backend
 from mxref.capabilities import Capabilities
-from mxref.conformance.model import Check, CheckResult, Failure, Subject
+from mxref.conformance.checking import Check, Subject
+from mxref.conformance.outcome import CheckResult, Failure
 from mxref.conformance.suite import Choice, Outline, outline, result_of
 from mxref.conformance.watch import Copies
 from mxref.cores import on_a_share
@@ -45,8 +47,50 @@ _POLL = 0.5  # seconds: a copy of a process can hold its connection open after t
 _GRACE = 10.0  # seconds
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from mxref.conformance.processes import main; main(*map(int, sys.argv[2:]))"
+    "from mxref.conformance.isolation import main; main(*map(int, sys.argv[2:]))"
 )
+
+
+class Source(Protocol):
+    """Answers the checks of a backend by their numbers."""
+
+    @property
+    def loaded(self) -> Loaded:
+        """The backend's name and the outline of its checks."""
+
+    @property
+    def lost(self) -> Collection[int]:
+        """Numbers of the checks that ended their process or hung."""
+
+    def verdicts(
+        self, groups: Iterable[Iterable[int]], shrink: bool = False
+    ) -> Iterator[tuple[int, CheckResult]]:
+        """Yield the number and the verdict of each check of the groups; with `shrink`, what fails is shrunk."""
+
+    def close(self) -> None:
+        """End what was started."""
+
+
+class Here:
+    """Answers checks in this process."""
+
+    lost: frozenset[int] = frozenset()
+
+    def __init__(self, backend: Backend, checks: list[Check]) -> None:
+        self.loaded = Loaded.of(backend, checks)
+        self._subject, self._checks = Subject(backend), checks
+
+    def verdicts(
+        self, groups: Iterable[Iterable[int]], shrink: bool = False
+    ) -> Iterator[tuple[int, CheckResult]]:
+        """Yield the number and the verdict of each check of the groups; with `shrink`, what fails is shrunk."""
+        self._subject.shrink = shrink
+        for group in groups:
+            for i in group:
+                yield i, result_of(self._checks[i], self._subject)
+
+    def close(self) -> None:
+        """Do nothing: there are no processes to end."""
 
 
 class Processes:
@@ -79,16 +123,6 @@ class Processes:
             if end:
                 raise LoadError(f"backend {self._backend!r}: the process that loaded it {end}")
 
-    @property
-    def name(self) -> str:
-        """The backend's name."""
-        return self.loaded.name
-
-    @property
-    def outline(self) -> Outline:
-        """The outline of its checks."""
-        return self.loaded.outline
-
     def verdicts(
         self, groups: Iterable[Iterable[int]], shrink: bool = False
     ) -> Iterator[tuple[int, CheckResult]]:
@@ -116,7 +150,11 @@ class Processes:
             for worker in list(self._workers):
                 message, end = worker.hear()
                 if isinstance(message, Loaded):
-                    self._agreed(message)
+                    if message.outline != self.loaded.outline:
+                        raise BackendError(
+                            f"backend {self._backend!r} declares different capabilities each time it is loaded, so "
+                            "processes cannot share its checks; run them in one process"
+                        )
                     worker.ready()
                 elif isinstance(message, Refused):
                     raise BackendError(message.text)
@@ -137,13 +175,6 @@ class Processes:
             worker = _Worker(self._backend, self._choice, max(LEAST_TO_LOAD, self._limit))
         self._workers.append(worker)
         return worker
-
-    def _agreed(self, found: Loaded) -> None:
-        if found.outline != self.outline:
-            raise BackendError(
-                f"backend {self._backend!r} declares different capabilities each time it is loaded, so processes "
-                "cannot share its checks; run them in one process"
-            )
 
     def _lost(
         self, worker: _Worker, end: str, waiting: deque[_Task], shrink: bool
@@ -179,9 +210,8 @@ class Processes:
     def _failed(self, i: int, message: str) -> tuple[int, CheckResult]:
         self.lost.add(i)
         check = self._described[i]
-        return i, CheckResult(
-            0, Failure(check.clause, message, check.describe(), lost=True, check=check.title)
-        )
+        words = dict(check.asked.describe())
+        return i, CheckResult(0, Failure(check.clause, message, words, lost=True, check=check.title))
 
     @cached_property
     def _described(self) -> list[Check]:
@@ -241,9 +271,8 @@ class _Worker:
 
     def hear(self) -> tuple[Any, str | None]:
         """Return what it sent, or how it ended, or neither."""
-        ended = (
-            self._process.poll() is not None
-        )  # checked first, so that a message sent before the end is received
+        # Checked first, so that a message that was sent before the end is received.
+        ended = self._process.poll() is not None
         try:
             if self.pipe.poll():
                 return self.pipe.recv(), None
@@ -282,6 +311,14 @@ class Loaded:
     capabilities: Capabilities
     outline: Outline
 
+    @classmethod
+    def of(cls, backend: Backend, checks: list[Check]) -> Loaded:
+        """Return the message for a backend and its checks."""
+        # A plain copy, because the parent could not unpickle a class of the backend's own file.
+        declared = backend.capabilities
+        plain = {f.name: getattr(declared, f.name) for f in fields(Capabilities)}
+        return cls(str(backend.name), Capabilities(**plain), outline(checks, declared))
+
 
 @dataclass(frozen=True)
 class Refused:
@@ -312,9 +349,7 @@ def main(channel: int, alive: int) -> None:
             raise LoadError(
                 f"backend {name!r} forked the process while it was loaded, and the copy went on as well"
             )
-        # A plain copy, because the parent could not unpickle a class of the backend's own file.
-        plain = {f.name: getattr(backend.capabilities, f.name) for f in fields(Capabilities)}
-        loaded = Loaded(str(backend.name), Capabilities(**plain), outline(checks, backend.capabilities))
+        loaded = Loaded.of(backend, checks)
     except MxrefError as err:
         pipe.send(Refused(str(err), isinstance(err, LoadError)))
         return

@@ -9,17 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance.model import (
-    Check,
-    CheckResult,
-    Failure,
-    Op,
-    Plan,
-    Subject,
-    element_clause,
-    storage_clause,
-)
-from mxref.conformance.requests.decoding import DTYPES, LAYOUTS, Decoding, differs, drawn_array, shown
+from mxref.conformance.checking import Check, Plan, Subject
+from mxref.conformance.clauses import element_clause, storage_clause
+from mxref.conformance.outcome import CheckResult, Failure
+from mxref.conformance.requests.decoding import DTYPES, LAYOUTS, Decoding, differs, drawn_array, first, shown
 from mxref.formats import BlockFormat, BlockShape
 from mxref.layouts.packed import pack, unpack
 from mxref.mxarray import MXArray
@@ -48,9 +41,8 @@ def checks(plan: Plan) -> Iterator[Check]:
         with np.errstate(invalid="ignore"):
             overflows = finite & ~np.isfinite(sweep.expected.astype(np.float64))
         one = codes & (element.sign - 1) == element.values.index(1.0)
-        yield _check(
-            storage_clause(element), f"{dtype}, order of elements", sweep, scales == 127, permuted=True
-        )
+        order = f"{dtype}, order of elements"
+        yield _check(storage_clause(element), order, sweep, scales == 127, permuted=True)
         yield _check(element_clause(element), f"{dtype}, element codes at X = 1", sweep, scales == 127)
         yield _check("formats.e8m0", f"{dtype}, scale codes with element 1", sweep, one & finite)
         yield _check("dequantize.value", f"{dtype}, every code under every scale", sweep, finite & ~overflows)
@@ -65,8 +57,8 @@ def checks(plan: Plan) -> Iterator[Check]:
             ((45, 2, 3), 0, 64), ((2, 64, 3, 2), 1, 64),
         ):  # fmt: skip
             q = drawn_array(rng, shape, axis, length, made=made)
-            yield _check("quantize.axis" if length == shape[axis] else "quantize.padding",
-                         f"dequantize to {dtype}, shape {shape}, axis {axis}", Decoding(q, dtype))  # fmt: skip
+            clause = "quantize.axis" if length == shape[axis] else "quantize.padding"
+            yield _check(clause, f"dequantize to {dtype}, shape {shape}, axis {axis}", Decoding(q, dtype))
         plain = drawn_array(rng, (64, 96), 1, 96, made=made)
         for layout in LAYOUTS:
             decoding = Decoding(plain, dtype, layout)
@@ -75,9 +67,8 @@ def checks(plan: Plan) -> Iterator[Check]:
             large = drawn_array(rng, (4099, 1024), 1, 1024, made=made)
             yield _check("quantize.strides", f"dequantize to {dtype}, 4 Mi values", Decoding(large, dtype))
         treated = replace(plain, block=BlockShape.TILE, prescale=True, rotation=Rotation(32, 5))
-        yield _check(
-            "dequantize.value", f"{dtype}, tiles, prescale and Hadamard not undone", Decoding(treated, dtype)
-        )
+        title = f"{dtype}, tiles, prescale and Hadamard not undone"
+        yield _check("dequantize.value", title, Decoding(treated, dtype))
 
 
 def _check(
@@ -97,7 +88,7 @@ def _check(
             wrong &= ~np.any(others, axis=-1, keepdims=True)
         if not wrong.any():
             return CheckResult(int(looked.sum()))
-        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        at = first(wrong)
         moved = (*at[: decoding.q.axis], *at[decoding.q.axis + 1 :], at[decoding.q.axis])
         made = decoding.q.format
         digits = -(-made.element.bits // 4)
@@ -110,8 +101,7 @@ def _check(
         )  # fmt: skip
         return CheckResult(int(looked.sum()), failure)
 
-    needs = (("formats", decoding.q.format), ("dequantize_dtypes", decoding.dtype))
-    return Check(clause, title, Op.DEQUANTIZE, needs, run, describe=decoding.describe)
+    return Check(clause, title, decoding, run)
 
 
 def _sortable(values: NDArray[Any]) -> NDArray[np.float64]:

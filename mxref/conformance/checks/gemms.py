@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product as combinations
+from typing import Any
 
 import numpy as np
 
-from mxref.conformance.differential import product_check
-from mxref.conformance.model import Check, Op, Plan, Subject
+from mxref.conformance.checking import Asked, Check, Op, Plan, Subject
+from mxref.conformance.finding import product_check
 from mxref.conformance.requests.decoding import LAYOUTS, drawn_array, drawn_codes, given
-from mxref.conformance.requests.product import Product
+from mxref.conformance.requests.multiplying import Product
 from mxref.errors import ShapeError
 from mxref.formats import BLOCK_FORMATS, BlockFormat, ElementFormat
 from mxref.gemm import OUT_DTYPES
@@ -281,19 +282,32 @@ def _refused(made: BlockFormat) -> Iterator[Check]:
     row, other = matrix([[(127, [1.0])]], made), matrix([[(127, [1.0])] * 2], made)
     turned = replace(row, rotation=Rotation(16))
     cases = {"contraction lengths 32 and 64": (row, other), "different Hadamard transforms": (row, turned)}
-    for title, (a, b) in cases.items():
+    for title, operands in cases.items():
 
-        def problem(subject: Subject, title: str = title, a: MXArray = a, b: MXArray = b) -> tuple[int, str]:
-            operands = [given(subject, q) for q in (a, b)]
-            for profile in sorted(subject.capabilities.profiles(made, made)):
-                try:
-                    subject.backend.scaled_gemm(*operands, profile=profile, out_dtype=out_dtype(subject))
-                except ShapeError:
-                    continue
-                return 1, f"{title}: accepted under {profile.value}; ShapeError expected"
-            return 1, ""
+        def call(
+            subject: Subject, profile: GemmProfile, operands: tuple[MXArray, MXArray] = operands
+        ) -> object:
+            a, b = (given(subject, q) for q in operands)
+            return subject.backend.scaled_gemm(a, b, profile=profile, out_dtype=out_dtype(subject))
 
-        yield Check.that("gemm.operands", title, Op.GEMM, (), problem)
+        yield refused_by_all("gemm.operands", title, made, call)
+
+
+def refused_by_all(
+    clause: str, title: str, made: BlockFormat, call: Callable[[Subject, GemmProfile], Any]
+) -> Check:
+    """Return the check that a call raises ShapeError under every profile that is declared for a format."""
+
+    def problem(subject: Subject) -> tuple[int, str]:
+        for profile in sorted(subject.capabilities.profiles(made, made)):
+            try:
+                call(subject, profile)
+            except ShapeError:
+                continue
+            return 1, f"{title}: accepted under {profile.value}; ShapeError expected"
+        return 1, ""
+
+    return Check.that(clause, title, Asked(Op.GEMM), problem)
 
 
 def out_dtype(subject: Subject) -> str:

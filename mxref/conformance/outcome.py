@@ -1,6 +1,7 @@
-"""The result of a conformance run, by clause: as text, as JSON and as JUnit XML.
+"""What came of a conformance run: of a check, of a clause, and of all of them, as text, JSON and JUnit XML.
 
-Other programs read the JSON and the XML: keys may be added, not changed.
+Other programs read the JSON and the XML: keys may be added, not changed. A failure keeps its clause, the smallest input
+that shows it, and its bits in hex.
 """
 
 from __future__ import annotations
@@ -8,14 +9,17 @@ from __future__ import annotations
 import json
 import os
 import platform
+import struct
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as xml
 
+from numpy.typing import NDArray
+
 from mxref._version import __version__
-from mxref.conformance.model import NOT_ASKED, Failure, Level
 from mxref.errors import ConformanceError, FileFormatError
 from mxref.formats import BLOCK_FORMATS
 from mxref.printable import printable
@@ -23,7 +27,89 @@ from mxref.printable import printable
 FORMAT = "mxref.conformance.1"
 COUNTS = ("passed", "failed", "skipped", "compared")
 """What is counted of each clause."""
+NOT_ASKED = "not asked any more"
+"""Why a check was skipped after too many that ended their process or took too long."""
+_FEW, _PER_LINE = 8, 6
+"""Numbers that are shown by their places, and words in a line."""
 _SURE = 0.95
+
+
+class Level(StrEnum):
+    """How much is checked: both cover every clause and capability, `full` every exponent and combination."""
+
+    QUICK = "quick"
+    FULL = "full"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A request that a backend answers wrong, shrunk to the smallest one that is still wrong."""
+
+    clause: str
+    message: str
+    """What is wrong, in one line."""
+    request: dict[str, str] = field(default_factory=dict)
+    """The request in words; that of the check if it is left out."""
+    inputs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Input bits as hex words, by operand."""
+    expected: str = ""
+    got: str = ""
+    differing: tuple[int, ...] = ()
+    """Positions of the elements that differ."""
+    command: str | None = None
+    """A command that prints the steps to the expected answer."""
+    array: NDArray[Any] | None = field(default=None, repr=False, compare=False)
+    """The shrunk input of a quantization, block axis last."""
+    file_command: str | None = None
+    """The same command for tiles, which need a file; FILE stands for the place of `array`."""
+    lost: bool = False
+    """Whether the backend ended the process of the check, or took too long."""
+    check: str = ""
+    """The title of the check."""
+
+    def __str__(self) -> str:
+        """Return lines: clause and check, what differs, the request, inputs, both answers, the command."""
+        lines = [f"{self.clause}: {self.check}", f"  {self.message}"]
+        if self.request:
+            lines.append("  asked     " + ", ".join(f"{k} {v}" for k, v in self.request.items()))
+        for name, words in self.inputs.items():
+            lines += [f"  {name if i == 0 else '':<9} {row}" for i, row in enumerate(_rows(words))]
+        if self.expected:
+            lines += [f"  expected  {self.expected}", f"  got       {self.got}"]
+        if self.differing:
+            lines.append(f"  differing {', '.join(map(str, self.differing))}")
+        if self.command:
+            lines.append(f"  explain   {self.command}")
+        return "\n".join(lines)
+
+
+def _rows(words: tuple[str, ...]) -> list[str]:
+    """Return input words as lines; where most are zero, only the others, with their places and values."""
+    live = [i for i, word in enumerate(words) if word.startswith("0x") and int(word, 16)]
+    if not words or not words[0].startswith("0x") or len(live) > _FEW:
+        return [" ".join(words[i : i + _PER_LINE]) for i in range(0, len(words), _PER_LINE)]
+    values = (struct.unpack(">f", bytes.fromhex(words[i].removeprefix("0x")))[0] for i in live)
+    rows = [f"[{i}] = {words[i]} = {value:.9g}" for i, value in zip(live, values, strict=True)]
+    return [*rows, f"the other {len(words) - len(live)} are 0"] if len(live) < len(words) else rows
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The outcome of one check: how many blocks, values or results were compared, and what was wrong."""
+
+    compared: int
+    failure: Failure | None = None
+    misuse: Failure | None = None
+    """A wrong use of memory by the call, whatever its answer was."""
+    unasked: str | None = None
+    """Why the backend was not asked, None where it was."""
+    calls: int = 0
+    """Calls of the backend that were answered."""
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """What was wrong: the answer, the use of memory, or both."""
+        return tuple(failure for failure in (self.failure, self.misuse) if failure)
 
 
 class Judgement(ABC):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mxref.backend import within_range
 from mxref.block_dots import block_dots
 from mxref.capabilities import Gemm
-from mxref.conformance.model import Subject
+from mxref.conformance.checking import Needs, Op, Subject
 from mxref.conformance.requests.decoding import differs, given
 from mxref.gemm import bounded_tolerance, prescale_product, scaled_gemm
 from mxref.mxarray import MXArray
@@ -27,12 +27,14 @@ class Product:
     `operands`, if given, changes what is passed for A and B, and must not change what comes of it.
     """
 
+    op: ClassVar = Op.GEMM
+    spec: ClassVar = None
     a: MXArray
     b: MXArray
     profile: GemmProfile
     out: str = "float32"
     layout: str = ""
-    """How codes and scales lie in memory: one of `LAYOUTS` of the module `decode`, or nothing."""
+    """How codes and scales lie in memory: one of `LAYOUTS` of `requests.decoding`, or nothing."""
     error_class: str = "fp32"
     operands: Operands | None = None
     plain: Product | None = field(default=None, init=False)
@@ -55,7 +57,7 @@ class Product:
         return max(int(q.scales[q.scales < q.format.scale.nan_code].max(initial=0)) for q in (self.a, self.b))
 
     @property
-    def needs(self) -> tuple[tuple[str, Any], ...]:
+    def needs(self) -> Needs:
         """The capabilities that the product uses."""
         needs: list[tuple[str, Any]] = [("gemms", self.gemm), ("gemm_dtypes", self.out)]
         if self.a.prescale or self.b.prescale:
@@ -182,6 +184,6 @@ def _plainer(subject: Subject, clause: str, product: Product) -> Product | None:
         a, b = (replace(q, prescale=False) for q in (product.a, product.b))
         return replace(product, a=a, b=b)
     narrow = clause in ("gemm.output", "gemm.operands", "gemm.block_dot") and product.out != "float32"
-    return (
-        replace(product, out="float32") if narrow and "float32" in subject.capabilities.gemm_dtypes else None
-    )
+    if narrow and "float32" in subject.capabilities.gemm_dtypes:
+        return replace(product, out="float32")
+    return None
