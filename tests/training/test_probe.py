@@ -30,9 +30,9 @@ from mxref_training.errors import ConfigError
 from mxref_training.probe import batch, measure
 from mxref_training.probe.arms import NamedRecipe, resolved
 from mxref_training.probe.batch import Shape, Side, make_batch
+from mxref_training.probe.errors import ProductError, exact_product
 from mxref_training.probe.layer import Captured, LayerProbe
 from mxref_training.probe.moments import find_moments
-from mxref_training.probe.products import ProductError, exact_product
 from mxref_training.probe.results import load, rows
 from narrow_backend import Narrow
 from training_setup import CONFIG, CORPUS, change, run

@@ -20,8 +20,7 @@ from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref.roles import GemmRole
 from mxref.steps.random import Stream
 from mxref_torch.layer.linear import MXLinear
-from mxref_training.probe.bounds import plain_bound, relative_gap, rotated_bound
-from mxref_training.probe.draws import LayerDraws, Spread, lengths
+from mxref_training.probe.draws import LayerDraws, Spread, lengths, plain_bound, relative_gap, rotated_bound
 from mxref_training.probe.layer import Captured
 
 DRAWS = 64

@@ -17,9 +17,8 @@ from mxref.recipe import OperandSpec
 from mxref.steps.hadamard import Rotation, hadamard, inverse_hadamard
 from mxref.steps.random import Stream
 from mxref_torch.checks.measures import Slab
-from mxref_training.probe.mean import GROUP, MeanSplit
-from mxref_training.probe.products import ProductError, exact_product
-from mxref_training.probe.split import CAUSES, ErrorSplit, Sums
+from mxref_training.probe.errors import GROUP, ErrorSplit, MeanSplit, ProductError, Sums, exact_product
+from mxref_training.probe.results import CAUSES
 
 PLAIN = OperandSpec()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,11 +19,9 @@ from mxref_torch.checks.measures import Rounded, as_rounded
 from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_torch.layer.linear import MXLinear
 from mxref_torch.layer.operands import READERS, BlockOperand, LayerGemm, Operand, layer_gemms
-from mxref_training.probe.mean import MeanSplit
-from mxref_training.probe.products import ProductError, exact_product
-from mxref_training.probe.split import ErrorSplit, at_once
+from mxref_training.probe.errors import ErrorSplit, MeanSplit, ProductError, at_once, exact_product
+from mxref_training.probe.results import Row
 
-Row = dict[str, Any]
 Gemms = dict[GemmRole, LayerGemm]
 
 

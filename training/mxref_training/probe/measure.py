@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 import mxref_torch
 from mxref.backend import Backend
@@ -22,14 +25,16 @@ from mxref_training.model.llama import Llama
 from mxref_training.numerics import deterministic
 from mxref_training.probe.arms import NamedRecipe, probed_layers, resolved
 from mxref_training.probe.batch import Batch
-from mxref_training.probe.capture import captured
 from mxref_training.probe.draws import LayerDraws
-from mxref_training.probe.layer import Captured, LayerProbe, Row
+from mxref_training.probe.layer import Captured, LayerProbe
 from mxref_training.probe.moments import Moment
+from mxref_training.probe.results import Row
 from mxref_training.run_state import load_weights
 from mxref_training.wording import si
 
 Said = Callable[[str], None]
+Take = Callable[[str, Tensor, Tensor], None]
+"""Receives a layer's name, X [tokens, inputs] and dY [tokens, outputs], while the backward pass waits."""
 
 
 @dataclass
@@ -110,12 +115,37 @@ def measure(
             said(f"{moment.name}: {len(done)} of {len(chosen)} layers")
 
         inputs, targets = (torch.from_numpy(side).to(device) for side in (batch.inputs, batch.targets))
-        with captured(chosen, take):
+        with _captured(chosen, take):
             loss = cross_entropy(model(inputs), targets)
             loss.backward()  # type: ignore[no-untyped-call]
         found.loss = loss.item()
         _in_order(found, list(chosen), [arm.name for arm in arms])
         return found
+
+
+@contextmanager
+def _captured(layers: Mapping[str, nn.Linear], take: Take) -> Iterator[None]:
+    """Give X and dY of each layer to `take` when the backward pass within the block reaches the layer.
+
+    Both are as the layer has them, in its compute type. A layer has to run once in the forward pass.
+    """
+    with ExitStack() as stack:
+        for name, layer in layers.items():
+            stack.callback(layer.register_forward_hook(_hook(name, take)).remove)
+        yield
+
+
+def _hook(name: str, take: Take) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
+    def hook(_layer: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+        x = arguments[0].detach()
+
+        def arrived(dy: Tensor) -> None:
+            with torch.no_grad():
+                take(name, x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1]))
+
+        output.register_hook(arrived)  # type: ignore[no-untyped-call]
+
+    return hook
 
 
 def chosen_layers(

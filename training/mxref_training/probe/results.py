@@ -3,88 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import mxref
-from mxref.backend import Backend
 from mxref.errors import FileFormatError
-from mxref.tomlio import to_table
 from mxref_training.durable import explained, make_folder, replace_text
-from mxref_training.probe.arms import NamedRecipe
-from mxref_training.probe.batch import Batch
-from mxref_training.probe.layer import Row
-from mxref_training.probe.measure import ProbeRows
-from mxref_training.probe.moments import Moment
-from mxref_training.treatment import describe
 
 FORMAT = "mxref-probe/1"
 JSON = "probe.json"
-DIGITS = 6
-"""Significant digits of the numbers in the file."""
 TABLES = ("products", "operands", "variances", "unbiased", "growth")
+CAUSES = ("scale", "dead", "clip", "grid")
+"""Of an operand's error: scale bias, dead zone, clipping and grid noise, in the order of all tables and figures."""
 
 Results = dict[str, Any]
-
-
-def assemble(
-    moments: Sequence[tuple[Moment, ProbeRows]],
-    arms: Sequence[NamedRecipe],
-    batch: Batch,
-    *,
-    backend: Backend,
-    data: Mapping[str, Any],
-    draws: int,
-    environment: Mapping[str, Any],
-) -> Results:
-    """Return everything that a probe found, as plain values.
-
-    Args:
-        moments: the checkpoints in their order, each with its rows.
-        arms: the recipes.
-        batch: the tokens.
-        backend: that computed the block formats.
-        data: hashes of the tokens, and whether they are those of the runs.
-        draws: draws of the random bits; 0 is none.
-        environment: versions and hardware, as `mxref_training.identity` gives them.
-    """
-    return {
-        "format": FORMAT,
-        "mxref": mxref.__version__,
-        "backend": {"name": backend.name, "details": backend.details()},
-        **environment,
-        "data": dict(data),
-        "batch": batch.facts(),
-        "draws": draws,
-        "recipes": [
-            {
-                "name": arm.name,
-                "label": arm.label,
-                "digest": arm.recipe.digest,
-                "gemm": arm.recipe.gemm.value,
-                "treatment": describe(arm.recipe),
-                "table": to_table(arm.recipe),
-            }
-            for arm in arms
-        ],
-        "moments": [moment.facts() | {"loss": found.loss} for moment, found in moments],
-    } | {
-        name: _table(
-            [{"moment": moment.name} | row for moment, found in moments for row in getattr(found, name)]
-        )
-        for name in TABLES
-    }
-
-
-def _table(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return rows as the columns that any of them has, and their values."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    return {"columns": columns, "rows": [[_short(row.get(key)) for key in columns] for row in rows]}
-
-
-def _short(value: Any) -> Any:
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+Row = dict[str, Any]
 
 
 def rows(results: Results, table: str) -> list[Row]:

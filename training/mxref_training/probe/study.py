@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import mxref
 from mxref.backend import Backend
+from mxref.tomlio import to_table
 from mxref_training.device import choose_device, device_name, known_errors
 from mxref_training.identity import environment
 from mxref_training.probe.arms import NamedRecipe
-from mxref_training.probe.batch import Shape, corpus_of, make_batch
-from mxref_training.probe.measure import Said, measure
+from mxref_training.probe.batch import Batch, Shape, corpus_of, make_batch
+from mxref_training.probe.measure import ProbeRows, Said, measure
 from mxref_training.probe.moments import Moment
-from mxref_training.probe.results import Results, assemble
+from mxref_training.probe.results import FORMAT, TABLES, Results, Row
+from mxref_training.treatment import describe
 from mxref_training.wording import counted
+
+DIGITS = 6
+"""Significant digits of the numbers in the results."""
 
 
 def run_probe(
@@ -61,4 +67,63 @@ def run_probe(
             for moment in moments
         ]  # fmt: skip
     facts = environment(device_name(device))
-    return assemble(found, arms, batch, backend=backend, data=data, draws=draws, environment=facts)
+    return _assembled(found, arms, batch, backend=backend, data=data, draws=draws, environment=facts)
+
+
+def _assembled(
+    moments: Sequence[tuple[Moment, ProbeRows]],
+    arms: Sequence[NamedRecipe],
+    batch: Batch,
+    *,
+    backend: Backend,
+    data: Mapping[str, Any],
+    draws: int,
+    environment: Mapping[str, Any],
+) -> Results:
+    """Return everything that a probe found, as plain values.
+
+    Args:
+        moments: the checkpoints in their order, each with its rows.
+        arms: the recipes.
+        batch: the tokens.
+        backend: that computed the block formats.
+        data: hashes of the tokens, and whether they are those of the runs.
+        draws: draws of the random bits; 0 is none.
+        environment: versions and hardware, as `mxref_training.identity` gives them.
+    """
+    return {
+        "format": FORMAT,
+        "mxref": mxref.__version__,
+        "backend": {"name": backend.name, "details": backend.details()},
+        **environment,
+        "data": dict(data),
+        "batch": batch.facts(),
+        "draws": draws,
+        "recipes": [
+            {
+                "name": arm.name,
+                "label": arm.label,
+                "digest": arm.recipe.digest,
+                "gemm": arm.recipe.gemm.value,
+                "treatment": describe(arm.recipe),
+                "table": to_table(arm.recipe),
+            }
+            for arm in arms
+        ],
+        "moments": [moment.facts() | {"loss": found.loss} for moment, found in moments],
+    } | {
+        name: _table(
+            [{"moment": moment.name} | row for moment, found in moments for row in getattr(found, name)]
+        )
+        for name in TABLES
+    }
+
+
+def _table(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return rows as the columns that any of them has, and their values."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    return {"columns": columns, "rows": [[_short(row.get(key)) for key in columns] for row in rows]}
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

@@ -14,9 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from mxref_training.probe.layer import Row
-from mxref_training.probe.results import Results, rows
-from mxref_training.probe.split import CAUSES
+from mxref_training.probe.results import CAUSES, Results, Row, rows
 from mxref_training.report.drawing import SMALLEST, WIDTH, label_ends, quiet, styled, svg
 from mxref_training.report.palette import COLOURS, GOLD, GREY, GRID, INK, MUTED, PAPER
 from mxref_training.report.probe.tables import ROLES, SLOTS, slot_title

@@ -10,8 +10,7 @@ from statistics import median
 from typing import Any
 
 from mxref.roles import OPERANDS, GemmRole
-from mxref_training.probe.layer import Row
-from mxref_training.probe.results import JSON, Results, load, rows
+from mxref_training.probe.results import JSON, Results, Row, load, rows
 from mxref_training.report.table import Column, Table, middle, plain
 from mxref_training.wording import counted
 
