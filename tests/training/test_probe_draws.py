@@ -81,6 +81,14 @@ def test_sr_with_the_prescale_is_unbiased(gaussian: Captured, table: dict[str, o
         assert abs(row["bias_energy"]) < 0.05 * row["variance"], row
 
 
+def test_the_error_of_a_mean_over_few_draws_is_no_bias(gaussian: Captured) -> None:
+    """The mean of two unbiased draws has half of their variance as its error, which is subtracted."""
+    found = list(LayerDraws(gaussian, 2).variances({"sr": recipe_from_table(SR_PRESCALED)}))
+    assert len(found) == 3
+    for row in found:
+        assert abs(row["bias_energy"]) < 0.1 * row["variance"], row
+
+
 def test_sr_that_saturates_is_biased_towards_zero(gaussian: Captured) -> None:
     found = list(LayerDraws(gaussian, DRAWS).unbiased({"sr": recipe_from_table(SR)}))
     assert len(found) == 6
