@@ -15,6 +15,7 @@ from mxref.conformance.clauses import storage_clause
 from mxref.conformance.finding import block_failure
 from mxref.conformance.function import on_host, on_host_bytes
 from mxref.conformance.outcome import Failure, Judgement, printable_lines
+from mxref.conformance.requests.decoding import first_place
 from mxref.conformance.requests.quantizing import Blocks, Request, all_of_it, alone
 from mxref.dialects import DIALECTS
 from mxref.errors import RecipeError, ShapeError
@@ -91,7 +92,7 @@ def compare_arrays(
     count = int((got.scales != want.scales).sum())
     if not total:
         return Comparison(wrong.size, 0, 0, both)
-    row, block = (int(i) for i in np.argwhere(wrong)[0])
+    row, block = first_place(wrong)
     equal = [_equal(request, part, stored) for part, stored in (("codes", codes), ("scales", scales))]
     failure = _one_block(request, got, (row, block), _clause(request, got, (row, block), equal, both))
     failure = replace(failure, check="the kernel's bytes")
@@ -121,8 +122,8 @@ def _layouts(
             raise RecipeError(
                 f"layout {ANY} tries every layout; leave out {', '.join(n for n in names if n != ANY)}"
             )
-        names = tuple(_equal(request, part, stored)[0] for part, stored in (("codes", codes), ("scales", scales))
-                      if _equal(request, part, stored))  # fmt: skip
+        equal = _equal(request, "codes", codes), _equal(request, "scales", scales)
+        names = tuple(found[0] for found in equal if found)
     found = layouts_of(names)
     for layout, stored in zip(found, (codes, scales), strict=True):
         try:

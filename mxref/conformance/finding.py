@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mxref.conformance.checking import Check, Subject
 from mxref.conformance.outcome import CheckResult, Failure
-from mxref.conformance.requests.decoding import first, shown
+from mxref.conformance.requests.decoding import first_place, shown
 from mxref.conformance.requests.multiplying import Product, decided
 from mxref.conformance.requests.quantizing import (
     Blocks,
@@ -101,7 +101,7 @@ def product_check(clause: str, title: str, product: Product) -> Check:
         blamed, wrong = decided(subject, clause, asked, wrong)
         if not wrong.any():
             return CheckResult(wrong.size)
-        at = first(wrong)
+        at = first_place(wrong)
         small, here = smallest_product(subject, asked, at, clause, blamed) if subject.shrink else (asked, at)
         if subject.shrink:
             _, got = small.wrong(subject)

@@ -6,21 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from mxref.backend import Backend
 from mxref.conformance.blame import blame, cause
 from mxref.conformance.checking import Subject
 from mxref.conformance.finding import block_failure, product_check, quantize_check
 from mxref.conformance.outcome import Failure, Judgement
-from mxref.conformance.recorded import (
-    Call,
-    RecordedProduct,
-    RecordedQuantization,
-    load_recording,
-    where_text,
-)
-from mxref.conformance.requests.decoding import shown
+from mxref.conformance.recorded import Call, RecordedProduct, RecordedQuantization, load_recording, where_text
+from mxref.conformance.requests.decoding import first_place, shown
 from mxref.conformance.requests.quantizing import all_of_it
 from mxref.conformance.suite import result_of
 from mxref.discovery import get_backend
@@ -45,16 +37,14 @@ class ReplayedCall:
 
     def verdict(self, backend: str) -> str:
         """Return as part of a sentence whether the recorded answer and that of a backend are right."""
+        before, now = (
+            f"differs under {failure.clause}" if failure else "is right"
+            for failure in (self.recorded, self.answered)
+        )
         if self.undeclared:
-            record = "differs" if self.recorded else "is right"
-            return f"the recorded answer {record}; {backend} does not declare {self.undeclared}"
-        if self.answered and self.recorded:
-            return f"still differs under {self.answered.clause}"
-        if self.answered:
-            return f"the recorded answer is right, {backend} differs under {self.answered.clause}"
-        if self.recorded:
-            return f"the recorded answer differs under {self.recorded.clause}, {backend} is right now"
-        return f"equal in {self.compared:,} {'blocks' if self.op == 'quantize' else 'results'}"
+            now = f"does not declare {self.undeclared}"
+        what = "blocks" if self.op == "quantize" else "results"
+        return f"{self.compared:,} {what}, the recorded answer {before}, {backend} {now}"
 
 
 @dataclass(frozen=True)
@@ -87,13 +77,10 @@ class ReplayReport(Judgement):
             lines += [str(failures[i])] if i == first else []
         undeclared = sum(call.undeclared is not None for call in self.calls)
         total = f"{len(self.calls)} operations, {sum(map(bool, failures))} with a difference"
-        if undeclared and undeclared == len(self.calls):
-            total += (
-                f" in the recorded answers; nothing was compared with {self.backend}, which declares none of them: "
-                "replay with another backend"
-            )
-        elif undeclared:
+        if undeclared:
             total += f"; {undeclared} not compared with {self.backend}, which does not declare them"
+        if undeclared == len(self.calls):
+            total += ": replay with another backend"
         return "\n".join([*lines, total])
 
 
@@ -145,7 +132,7 @@ def recorded_failure(call: Call) -> Failure | None:
         wrong, _ = all_of_it(call.answer, request.expected_blocks)
         if not wrong.any():
             return None
-        row, block = (int(i) for i in np.argwhere(wrong)[0])
+        row, block = first_place(wrong)
         clause = blame(request, call.answer, row, block) or "quantize.order"
         message = f"{int(wrong.sum())} of {wrong.size} blocks differ; shown is the first, block {block} of row {row}"
         failure = block_failure(request, (row, block), clause, message, call.answer)
@@ -154,16 +141,10 @@ def recorded_failure(call: Call) -> Failure | None:
         wrong = product.misses(call.result)
         if not wrong.any():
             return None
-        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        at = first_place(wrong)
         message = f"{int(wrong.sum())} of {wrong.size} results differ, the first at {at}"
-        failure = Failure(
-            _product_clause(call),
-            message,
-            product.describe(),
-            {},
-            shown(product.expected[at]),
-            shown(call.result[at]),
-        )
+        want, got = shown(product.expected[at]), shown(call.result[at])
+        failure = Failure(_product_clause(call), message, product.describe(), {}, want, got)
     return replace(failure, check=where_text(call.where))
 
 

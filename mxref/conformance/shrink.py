@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mxref.conformance.blame import symptom
 from mxref.conformance.checking import Subject
-from mxref.conformance.requests.decoding import first
+from mxref.conformance.requests.decoding import first_place
 from mxref.conformance.requests.multiplying import Product, decided, rows_of
 from mxref.conformance.requests.quantizing import Judge, Place, Request, alone
 from mxref.formats import BlockShape
@@ -170,7 +170,7 @@ def smallest_product(
         found, wrong = decided(subject, clause, candidate, candidate.wrong(subject)[0])
         if found != blamed or not wrong.any():
             return None
-        at = first(wrong)  # of the candidate, which is taken
+        at = first_place(wrong)  # of the candidate, which is taken
         return found
 
     product = replace(product, a=rows_of(product.a), b=rows_of(product.b))

@@ -50,14 +50,8 @@ def checks_of(
 ) -> list[Check]:
     """Return the checks for a backend of these capabilities, those that will be skipped included.
 
-    Args:
-        capabilities: what the backend declares; it decides the plainest treatment, on which others build.
-        ops: operations to check, one name or several, as are the next two; default all four.
-        dialects: check quantization only as these dialects treat operands.
-        clauses: check only these clauses.
-        seed: of drawn values, 0 or more.
-        level: `quick` or `full`.
-        formats: check only these block formats, and what is the same for every format; default all.
+    The capabilities decide the plainest treatment, on which others build. What is chosen, and the seed, are given as to
+    `mxref.conformance.check`.
 
     Raises:
         RecipeError: an unknown operation, dialect, clause, level or format, or a negative seed.

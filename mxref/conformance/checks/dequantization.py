@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from mxref.conformance.checking import Check, Plan, Subject
 from mxref.conformance.clauses import element_clause, storage_clause
 from mxref.conformance.outcome import CheckResult, Failure
-from mxref.conformance.requests.decoding import DTYPES, LAYOUTS, Decoding, differs, drawn_array, first, shown
+from mxref.conformance.requests.decoding import (
+    DTYPES,
+    LAYOUTS,
+    Decoding,
+    differs,
+    drawn_array,
+    first_place,
+    shown,
+)
 from mxref.formats import BlockFormat, BlockShape
 from mxref.layouts.packed import pack, unpack
 from mxref.mxarray import MXArray
@@ -88,7 +96,7 @@ def _check(
             wrong &= ~np.any(others, axis=-1, keepdims=True)
         if not wrong.any():
             return CheckResult(int(looked.sum()))
-        at = first(wrong)
+        at = first_place(wrong)
         moved = (*at[: decoding.q.axis], *at[decoding.q.axis + 1 :], at[decoding.q.axis])
         made = decoding.q.format
         digits = -(-made.element.bits // 4)

@@ -18,7 +18,7 @@ from mxref.conformance.checking import Asked, Check, Needs, Op, Plan, Subject
 from mxref.conformance.checks.gemms import adversarial, refused_by_all
 from mxref.conformance.finding import product_check
 from mxref.conformance.outcome import CheckResult, Failure
-from mxref.conformance.requests.decoding import LAYOUTS, differs, drawn_array, first, given, shown
+from mxref.conformance.requests.decoding import LAYOUTS, differs, drawn_array, first_place, given, shown
 from mxref.conformance.requests.multiplying import Operands, Product
 from mxref.conformance.requests.quantizing import as_numpy
 from mxref.errors import DtypeError, ShapeError, UnsupportedError
@@ -80,16 +80,14 @@ def _prepare(subject: Subject, q: MXArray, profile: GemmProfile) -> MXArray:
     return subject.backend.prepare(q, profile=profile)
 
 
-def _prepared(subject: Subject, product: Product, a: MXArray, b: MXArray) -> tuple[MXArray, MXArray]:
-    return a, _prepare(subject, b, product.profile)
+def _prepared(which: str) -> Operands:
+    """Return what prepares A, B or both."""
 
+    def operands(subject: Subject, product: Product, a: MXArray, b: MXArray) -> tuple[MXArray, MXArray]:
+        a = _prepare(subject, a, product.profile) if "A" in which else a
+        return a, _prepare(subject, b, product.profile) if "B" in which else b
 
-def _both(subject: Subject, product: Product, a: MXArray, b: MXArray) -> tuple[MXArray, MXArray]:
-    return _prepare(subject, a, product.profile), _prepare(subject, b, product.profile)
-
-
-def _left(subject: Subject, product: Product, a: MXArray, b: MXArray) -> tuple[MXArray, MXArray]:
-    return _prepare(subject, a, product.profile), b
+    return operands
 
 
 def _before_another(subject: Subject, product: Product, a: MXArray, b: MXArray) -> tuple[MXArray, MXArray]:
@@ -107,7 +105,7 @@ def _for_others(subject: Subject, product: Product, a: MXArray, b: MXArray) -> t
 
 def _after_others(subject: Subject, product: Product, a: MXArray, b: MXArray) -> tuple[MXArray, MXArray]:
     _for_others(subject, product, a, b)
-    return _prepared(subject, product, a, b)
+    return a, _prepare(subject, b, product.profile)
 
 
 def _foreign(subject: Subject, product: Product, a: MXArray, b: MXArray) -> tuple[MXArray, MXArray]:
@@ -126,7 +124,7 @@ def _wrong_layout(subject: Subject, product: Product) -> tuple[Any, ...]:
 
 
 _CHANGES: dict[str, Operands] = {
-    "B prepared": _prepared, "A and B prepared": _both, "A prepared": _left,
+    "B prepared": _prepared("B"), "A and B prepared": _prepared("A, B"), "A prepared": _prepared("A"),
     "another prepared after B": _before_another, "B prepared for other profiles": _for_others,
     "B prepared for other profiles before": _after_others,
     "B with another backend's layout": _foreign, "B with another profile's layout": _unnamed,
@@ -252,7 +250,7 @@ def _sum_check(title: str, case: Sum) -> Check:
             wrong = wrong & ~asked.product.wrong(subject)[0]
         if not wrong.any():
             return CheckResult(wrong.size)
-        at = first(wrong)
+        at = first_place(wrong)
         message = f"{int(wrong.sum())} of {wrong.size} sums differ, the first at {at}"
         parts = f"{shown(want[at])} = {shown(case.onto[at])} + {shown(product.expected[at])}"
         failure = Failure("conformance.dual", message, expected=parts, got=shown(got[at]))

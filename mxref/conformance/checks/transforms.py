@@ -14,7 +14,7 @@ from mxref.conformance.checking import Check, Needs, Op, Plan, Subject, cast
 from mxref.conformance.finding import quantize_check
 from mxref.conformance.outcome import CheckResult, Failure
 from mxref.conformance.requests.crafted import any_bits, cancelling, heavy_tailed, tame
-from mxref.conformance.requests.decoding import first, float_bits
+from mxref.conformance.requests.decoding import first_place, float_bits
 from mxref.conformance.requests.quantizing import LAYOUTS, Request
 from mxref.conformance.shrink import Search, fewest_elements
 from mxref.plan import dtype_name
@@ -137,7 +137,7 @@ def _check(
         t = _shrunk(transform, subject, wrong) if subject.shrink else transform
         right = control is None or np.array_equal(control.answer(subject), control.expected)
         bad = wrong(t, subject)
-        where = first(bad)
+        where = first_place(bad)
         got, want = t.answer(subject), t.expected
         small = t.x.size <= _SMALL
         blamed = clause if right else "hadamard.order"
@@ -167,7 +167,7 @@ def _shrunk(
 
     search = Search(t, "wrong", fault_of, 2 * _SMALL)
     if t.axis % t.x.ndim == t.x.ndim - 1:
-        *row, at = first(wrong(t, subject))
+        *row, at = first_place(wrong(t, subject))
         group = at // t.n * t.n
         search.take(replace(t, x=t.x[tuple(row)][None, group : group + t.n].copy()))
     search.take(replace(search.case, signs=0))

@@ -85,7 +85,7 @@ def differs(got: NDArray[Any], want: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(float_bits(got) != float_bits(want))
 
 
-def first(wrong: NDArray[np.bool_]) -> tuple[int, ...]:
+def first_place(wrong: NDArray[np.bool_]) -> tuple[int, ...]:
     """Return the place of the first wrong value."""
     return tuple(int(i) for i in np.argwhere(wrong)[0])
 

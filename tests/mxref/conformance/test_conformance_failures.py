@@ -74,7 +74,7 @@ def test_any_block_can_be_explained_where_it_is(hadamard, rounding):
     request = Request(x, spec, axis=0, rng=Stream(5, 6, 7, 3))
     subject = Subject(staged(pack=lambda self, codes: pack(codes, E2M1) ^ 1)(), shrink=False)
     for row, block in ((0, 0), (1, 1), (2, 0)):
-        failure = shrunk_failure(subject, request, (row, block), "c", "t", 1)
+        failure = shrunk_failure(subject, request, (row, block), "c", 1)
         want = request.expected_blocks
         codes = pack(want.codes[row, block], E2M1).tobytes().hex(" ")
         assert failure.expected == f"scale {want.scales[row, block]:02x}  codes {codes}"

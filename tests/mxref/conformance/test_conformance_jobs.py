@@ -174,11 +174,6 @@ def test_backend_that_a_second_process_cannot_have(tmp_path, body, message):
         )
 
 
-def test_several_processes_need_a_name():
-    with pytest.raises(BackendError, match="each of 2 processes loads the backend by its name"):
-        check(reference, level="quick", jobs=2)
-
-
 def test_interrupted_run_leaves_no_process(tmp_path):
     name = faulty(
         tmp_path,
