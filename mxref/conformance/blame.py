@@ -2,7 +2,8 @@
 
 `deciders` says which clause decides which bit of an answer. Where that is not enough, the same block is asked again
 without one feature: without its Hadamard transform, in rows instead of tiles, in float32, or as an array of its own.
-If the block is right then, the clause of that feature is broken.
+If the block is right then, the clause of that feature is broken. `symptom` and `cause` put both together. After a
+change here every backend of `tests/mutants` must still be caught under the same clauses.
 """
 
 from __future__ import annotations
@@ -102,15 +103,7 @@ def symptom(
 
     It is the clause itself if the block shows the fault of this clause alone: the wrong bits are those that the clause
     decides, or the block is right without the feature of the clause. It is what decides the first wrong bit otherwise.
-    A block that does not have the feature of the clause cannot show its fault.
-
-    Args:
-        subject: the backend.
-        clause: clause of the check.
-        judge: of the check.
-        request: what was asked.
-        got: the answer.
-        place: stored row and number of the block.
+    A block that does not have the feature of the clause cannot show its fault. The judge is that of the check.
     """
     want, judges = request.expected_blocks, dict(deciders(request))
     if clause in judges and judges[clause](got, want)[0][place]:
@@ -128,14 +121,7 @@ def symptom(
 
 
 def cause(subject: Subject, request: Request, got: Blocks, place: Place) -> str:
-    """Return the clause that a wrong block breaks, whatever it was asked for.
-
-    Args:
-        subject: the backend.
-        request: what it answered wrongly.
-        got: its answer.
-        place: stored row and number of the block.
-    """
+    """Return the clause that a wrong block of the answer breaks, whatever it was asked for."""
     decided = blame(request, got, *place) or "quantize.order"
     if request.spec.rounding is Rounding.SR and right(subject, *_plain(request, place)):
         return decided

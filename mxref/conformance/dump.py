@@ -1,4 +1,7 @@
-"""Compares the codes and scales that a kernel wrote with the reference, and finds which treatment would give them."""
+"""Compares the codes and scales that a kernel wrote with the reference, and finds which treatment would give them.
+
+The hints are guesses for the reader: they name layouts and treatments under which all bytes would be equal.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from mxref.steps.hadamard import SignPolicy
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 
-OPERAND_NAMES = {o.id: f"{role.value}.{o.tensor}" for role, operands in OPERANDS.items() for o in operands}
+_OPERAND_NAMES = {o.id: f"{role.value}.{o.tensor}" for role, operands in OPERANDS.items() for o in operands}
 
 _DEFAULT = OperandSpec()
 _MAX_SHRINK_BLOCKS = 64
@@ -51,14 +51,9 @@ Blamed = Callable[[Subject, Blocks, Place], str]
 def quantize_check(
     clause: str, title: str, request: Request, judge: Judge = all_of_it, blamed: Blamed | None = None
 ) -> Check:
-    """Return the check that a backend answers a request as the reference does.
+    """Return the check that a backend answers a request as the reference does, by the judge.
 
-    Args:
-        clause: the clause of the check, which a wrong block breaks unless `blamed` names another.
-        title: of the check.
-        request: what is asked.
-        judge: compares the answers.
-        blamed: finds the clause of the plainest wrong block.
+    A wrong block breaks the clause of the check, unless `blamed` names another for the plainest one.
     """
 
     def run(subject: Subject) -> CheckResult:
@@ -130,16 +125,7 @@ def _blocks(q: MXArray, rows: Iterable[int]) -> Iterator[str]:
 def shrunk_failure(
     subject: Subject, request: Request, place: Place, clause: str, wrong: int, judge: Judge = all_of_it
 ) -> Failure:
-    """Return a wrong block as a failure; it is shrunk if `subject.shrink` is true.
-
-    Args:
-        subject: the backend.
-        request: what it answers wrongly.
-        place: stored row and number of a wrong block.
-        clause: clause of the check.
-        wrong: how many blocks were wrong.
-        judge: of the check.
-    """
+    """Return a wrong block, one of `wrong` many, as a failure; it is shrunk if `subject.shrink` is true."""
     message = f"{wrong} of {request.expected_blocks.scales.size} blocks differ"
     if subject.shrink:
         whole = request
@@ -152,15 +138,7 @@ def shrunk_failure(
 
 
 def block_failure(request: Request, place: Place, clause: str, message: str, answer: Blocks) -> Failure:
-    """Return a wrong block of an answer as a failure.
-
-    Args:
-        request: what was asked.
-        place: stored row and number of the block.
-        clause: that it breaks.
-        message: what is wrong, in one line.
-        answer: the wrong answer.
-    """
+    """Return a wrong block of an answer as a failure of a clause; the message is one line."""
     row, block = place
     element = request.element
     want, got = _block(request.expected_blocks, row, block), _block(answer, row, block)
@@ -179,16 +157,12 @@ def block_failure(request: Request, place: Place, clause: str, message: str, ans
 def explain_command(request: Request, row: int, block: int, file: str | None = None) -> str | None:
     """Return the `mxref explain` command that prints the steps to the expected block; None if no command can.
 
-    Args:
-        request: the quantization.
-        row: stored row of the block.
-        block: number of the block in its row.
-        file: where the block's rows are saved, needed for tiles.
+    `row` is the stored row. Tiles need a file in which the block's rows are saved.
     """
     spec, plan = request.spec, request.plan
-    options = ["mxref", "explain", *spec_options(spec)]
+    options = ["mxref", "explain", *_spec_options(spec)]
     if request.rng is not None and (spec.rounding is Rounding.SR or spec.signs is not SignPolicy.NONE):
-        options += stream_options(request.rng)
+        options += _stream_options(request.rng)
     unit_blocks = plan.unit // request.format.k
     inside = block % unit_blocks
     if spec.block is BlockShape.TILE:
@@ -211,7 +185,7 @@ def explain_command(request: Request, row: int, block: int, file: str | None = N
     return shlex.join([*options, "--block", str(index), *["0"] * before, *words])
 
 
-def spec_options(spec: OperandSpec) -> Iterator[str]:
+def _spec_options(spec: OperandSpec) -> Iterator[str]:
     """Yield the options of `mxref explain` that give a treatment."""
     for name in ("format", "scale_rule", "rounding", "sr_bits", "hadamard", "signs", "zero_scale"):
         value = getattr(spec, name)
@@ -223,13 +197,13 @@ def spec_options(spec: OperandSpec) -> Iterator[str]:
         yield "--tile"
 
 
-def stream_options(stream: Stream) -> Iterator[str]:
+def _stream_options(stream: Stream) -> Iterator[str]:
     """Yield the options of `mxref explain` that give a random stream."""
     for name in ("seed", "step", "layer"):
         if getattr(stream, name):
             yield from (f"--{name}", str(getattr(stream, name)))
     if stream.operand:
-        yield from ("--operand", OPERAND_NAMES[stream.operand])
+        yield from ("--operand", _OPERAND_NAMES[stream.operand])
 
 
 def _block(blocks: Blocks, row: int, block: int) -> tuple[int, NDArray[np.uint8]]:

@@ -1,4 +1,7 @@
-"""Wraps a function on arrays or tensors as a backend of one treatment, so that the checks can call it."""
+"""Wraps a function on arrays or tensors as a backend of one treatment, so that the checks can call it.
+
+It may return codes and scales in any layout of `mxref.layouts.foreign`, or values, from which the codes are found.
+"""
 
 from __future__ import annotations
 

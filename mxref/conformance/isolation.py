@@ -16,13 +16,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields
 from functools import cached_property
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import Any, Protocol
+from typing import Any
 
 from mxref.backend import Backend
 from mxref.capabilities import Capabilities
@@ -49,26 +49,6 @@ _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from mxref.conformance.isolation import main; main(*map(int, sys.argv[2:]))"
 )
-
-
-class Source(Protocol):
-    """Answers the checks of a backend by their numbers."""
-
-    @property
-    def loaded(self) -> Loaded:
-        """The backend's name and the outline of its checks."""
-
-    @property
-    def lost(self) -> Collection[int]:
-        """Numbers of the checks that ended their process or hung."""
-
-    def verdicts(
-        self, groups: Iterable[Iterable[int]], shrink: bool = False
-    ) -> Iterator[tuple[int, CheckResult]]:
-        """Yield the number and the verdict of each check of the groups; with `shrink`, what fails is shrunk."""
-
-    def close(self) -> None:
-        """End what was started."""
 
 
 class Here:
@@ -145,7 +125,7 @@ class Processes:
                 self._start()
             for worker in self._workers:
                 if waiting and not worker.busy:
-                    worker.give(waiting.popleft(), self._limit)
+                    worker.give(waiting.popleft())
             wait([worker.pipe for worker in self._workers], min(_POLL, *(w.left for w in self._workers)))
             for worker in list(self._workers):
                 message, end = worker.hear()
@@ -172,7 +152,7 @@ class Processes:
 
     def _start(self) -> _Worker:
         with on_a_share(self._jobs) if self._jobs > 1 else nullcontext():
-            worker = _Worker(self._backend, self._choice, max(LEAST_TO_LOAD, self._limit))
+            worker = _Worker(self._backend, self._choice, self._limit)
         self._workers.append(worker)
         return worker
 
@@ -218,14 +198,18 @@ class Processes:
         return self._choice.checks(self.loaded.capabilities)
 
 
+Source = Here | Processes
+"""Answers the checks of a backend by their numbers."""
+
+
 class _Worker:
     """A process and its current work."""
 
-    def __init__(self, backend: str, choice: Choice, to_load: float) -> None:
+    def __init__(self, backend: str, choice: Choice, per_check: float) -> None:
         self.busy: deque[int] = deque()
         """Numbers of its unanswered checks; the first one is running."""
         self.loaded = False
-        self._limit, self._per_check, self._since = to_load, to_load, time.monotonic()
+        self._per_check, self._limit, self._since = per_check, max(LEAST_TO_LOAD, per_check), time.monotonic()
         self.pipe, other = Pipe()
         alive, self._alive = os.pipe()
         descriptors = (other.fileno(), alive)
@@ -251,10 +235,9 @@ class _Worker:
         """Whether it took longer than it may."""
         return self.left == 0.0
 
-    def give(self, task: _Task, limit: float) -> None:
-        """Send it a task, each of whose checks may take `limit` seconds."""
+    def give(self, task: _Task) -> None:
+        """Send it a task."""
         self.busy.extend(task[0])
-        self._per_check = limit
         self._send(task)
         if self.loaded:
             self.ready()

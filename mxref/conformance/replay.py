@@ -1,4 +1,7 @@
-"""Repeats recorded operations on a backend and on the reference, and compares both with the record."""
+"""Repeats recorded operations on a backend and on the reference, and compares both with the record.
+
+A shadow of a training run uses `recorded_failure` alone, the command `mxref conform --replay` everything.
+"""
 
 from __future__ import annotations
 

@@ -39,13 +39,9 @@ class Search(Generic[Case]):
     """The simplest case so far that shows a fault."""
 
     def __init__(self, case: Case, fault: str, fault_of: Callable[[Case], str | None], tries: int) -> None:
-        """Begin with a case.
+        """Begin with a case and what is wrong with it; at most `tries` others are tried.
 
-        Args:
-            case: to be made simpler.
-            fault: what is wrong with it.
-            fault_of: returns what is wrong with a case; None where nothing is.
-            tries: the number of cases that may be tried.
+        `fault_of` returns what is wrong with a case, None where nothing is.
         """
         self.case = case
         self._fault, self._fault_of, self._left = fault, fault_of, tries
@@ -94,12 +90,7 @@ def smallest_block(
 ) -> tuple[Place, Request, Place]:
     """Return the place of a wrong block that shows the fault; then the simplest request found, and its wrong block.
 
-    Args:
-        subject: the backend.
-        request: what it answers wrongly.
-        place: stored row and number of a wrong block, which is looked at first.
-        clause: that it is reported under.
-        judge: of the clause's check.
+    The block at `place` is looked at first. `clause` is what it is reported under, and the judge that of its check.
     """
     got, want = request.answer(subject), request.expected_blocks
     zero = (want.codes & (request.element.sign - 1) == 0).all(axis=-1)
@@ -157,12 +148,7 @@ def smallest_product(
 ) -> tuple[Product, tuple[int, ...]]:
     """Return the plainest product found that is wrong under the clause that is blamed, and where it is wrong.
 
-    Args:
-        subject: the backend.
-        product: what it answers wrongly.
-        at: a wrong result.
-        clause: clause of the check.
-        blamed: the clause that decides the wrong result.
+    `at` is a wrong result, `clause` that of the check, and `blamed` the one that decides the result.
     """
 
     def fault_of(candidate: Product) -> str | None:

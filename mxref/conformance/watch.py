@@ -45,21 +45,15 @@ _AGAIN = 2
 """Old results that are looked at after a call: more than a call returns."""
 
 
-class _Array(NamedTuple):
-    """An array of the backend, and the bytes that it must keep."""
+class _Held(NamedTuple):
+    """An array of the backend and the bytes that it must keep; for an old result, their digest."""
 
     name: str
+    """What it is, or for a result the operation that returned it."""
     array: Any
     held: bytes
-
-
-class _Result(NamedTuple):
-    """A result of an earlier call, the clause of that call, and the bytes that it must keep or their digest."""
-
-    clause: str
-    name: str
-    array: Any
-    held: bytes
+    clause: str = ""
+    """The clause of the operation that returned it."""
 
 
 class Watched:
@@ -70,9 +64,9 @@ class Watched:
         """The backend itself, for calls from several threads, which cannot be watched."""
         self.calls = 0
         """Calls that were answered."""
-        self._rooms: deque[_Array] = deque(maxlen=_ROOMS)
-        self._kept: deque[_Result] = deque()
-        self._old: deque[_Result] = deque()
+        self._rooms: deque[_Held] = deque(maxlen=_ROOMS)
+        self._kept: deque[_Held] = deque()
+        self._old: deque[_Held] = deque()
         self._old_bytes = 0
         self.faults: list[tuple[str, str]] = []
         """The clause and the message of each fault since `start`."""
@@ -91,10 +85,10 @@ class Watched:
         room, view = _surrounded(array)
         given = self.backend.from_numpy(view)
         if isinstance(given, np.ndarray) or not hasattr(given, "as_strided"):
-            self._rooms.append(_Array("", room, room.tobytes()))
+            self._rooms.append(_Held("", room, room.tobytes()))
             return given
         room, given = _surrounded_tensor(given)
-        self._rooms.append(_Array("", room, self._bytes(room)))
+        self._rooms.append(_Held("", room, self._bytes(room)))
         return given
 
     def _call(self, name: str, *arguments: Any, **named: Any) -> Any:
@@ -103,7 +97,7 @@ class Watched:
         written = arguments[2] if name == "add_product" else None
         operands = zip(_OPERANDS[name], arguments, strict=False)  # what follows the operands is no operand
         before = [
-            _Array(what, array, self._bytes(array)) for each in operands for what, array in _parts(*each)
+            _Held(what, array, self._bytes(array)) for each in operands for what, array in _parts(*each)
         ]
         try:
             result = getattr(self.backend, name)(*arguments, **named)
@@ -119,7 +113,7 @@ class Watched:
         """Record a fault for each change that calls of the backend itself, which are not watched, have made."""
         self._inspect(clause, name, [], None)
 
-    def _inspect(self, clause: str, name: str, before: list[_Array], written: Any) -> None:
+    def _inspect(self, clause: str, name: str, before: list[_Held], written: Any) -> None:
         """Record a fault for each change that a call must not make."""
         changed = False
         for each in before:
@@ -142,7 +136,7 @@ class Watched:
                 self._fault(clause, f"{name} changed {count} bytes of a result that {kept.name} had returned")
                 self._kept[i] = kept._replace(held=now)
 
-    def _keep(self, clause: str, name: str, before: list[_Array], result: Any) -> None:
+    def _keep(self, clause: str, name: str, before: list[_Held], result: Any) -> None:
         """Record a fault for each result without memory of its own, and keep the results for later checks."""
         results = [array for array in arrays_of(result) if 0 not in tuple(array.shape)]
         for array in results:
@@ -154,7 +148,7 @@ class Watched:
         for array in results:
             content = self._bytes(array)
             if len(content) <= _KEPT_BYTES:
-                self._kept.append(_Result(clause, name, array, content))
+                self._kept.append(_Held(name, array, content, clause))
         while len(self._kept) > _KEPT:
             old = self._kept.popleft()
             if len(old.held) <= _OLD_BYTES and self._old_bytes + len(old.held) <= _ALL_OLD_BYTES:

@@ -5,18 +5,18 @@ Each fault was found in a real stack, or is one that is easily made; `source` sa
 
 from __future__ import annotations
 
-from mutants.blame import BLAME_MUTANTS
-from mutants.elements import ELEMENT_MUTANTS
-from mutants.fused import FUSED_MUTANTS
-from mutants.layout import LAYOUT_MUTANTS
+from mutants.element_faults import ELEMENT_MUTANTS
+from mutants.fused_faults import FUSED_MUTANTS
+from mutants.layout_faults import LAYOUT_MUTANTS
+from mutants.misleading_faults import BLAME_MUTANTS
 from mutants.mutant import Mutant
-from mutants.mxfp8 import MXFP8_MUTANTS
-from mutants.randomness import RANDOM_MUTANTS
-from mutants.runs import RUN_MUTANTS
-from mutants.scales import SCALE_MUTANTS
-from mutants.sizes import SIZE_MUTANTS
-from mutants.stored import STORED_MUTANTS
-from mutants.transform import TRANSFORM_MUTANTS
+from mutants.mxfp8_faults import MXFP8_MUTANTS
+from mutants.random_faults import RANDOM_MUTANTS
+from mutants.run_faults import RUN_MUTANTS
+from mutants.scale_faults import SCALE_MUTANTS
+from mutants.size_faults import SIZE_MUTANTS
+from mutants.stored_faults import STORED_MUTANTS
+from mutants.transform_faults import TRANSFORM_MUTANTS
 
 MUTANTS: tuple[Mutant, ...] = (
     *SCALE_MUTANTS, *ELEMENT_MUTANTS, *LAYOUT_MUTANTS, *RANDOM_MUTANTS, *TRANSFORM_MUTANTS, *STORED_MUTANTS,

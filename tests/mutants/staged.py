@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from mutants.answers import answered, array_key, operand_key
+from mutants.kept_answers import answered, array_key, operand_key
 from mxref import BlockShape, Capabilities, GemmProfile, MXArray
 from mxref import hadamard as transform
 from mxref.block_dots import block_dots

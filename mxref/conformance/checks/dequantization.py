@@ -1,4 +1,7 @@
-"""Checks of dequantization: every element code under every scale code, in every declared type."""
+"""Checks of dequantization: every element code under every scale code, in every declared type.
+
+One answer, the table of all codes, is judged for several clauses, each by the values that it decides.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Checks of the fused operations `quantize_dual` and `fake_quantize` against the separate operations."""
+"""Checks of the fused operations `quantize_dual` and `fake_quantize` against the separate operations.
+
+They are held to the backend's own plain operations, not to the reference: a fault of `quantize` is not reported twice.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Checks of the scaled GEMM in every declared profile and output type, of one block format and of two."""
+"""Checks of the scaled GEMM in every declared profile and output type, of one block format and of two.
+
+Each question is a pair of operands that shows one fault: sums that cancel, that are ties, that no float32 holds. A new
+one goes to the end of its function.
+"""
 
 from __future__ import annotations
 

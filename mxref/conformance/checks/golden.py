@@ -1,4 +1,7 @@
-"""The golden vectors as checks: a record counts for the most specific of its clauses."""
+"""The golden vectors as checks: a record counts for the most specific of its clauses.
+
+The vectors are files of `spec/vectors`; here is only how one becomes a check.
+"""
 
 from __future__ import annotations
 

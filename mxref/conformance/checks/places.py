@@ -1,4 +1,7 @@
-"""Checks of where values lie: packing, axes, strides, lengths, padding, empty arrays; and random combinations."""
+"""Checks of where values lie: packing, axes, strides, lengths, padding, empty arrays; and random combinations.
+
+Values of single checks are those of `tame`, which every scale rule and rounding keeps: only a wrong place shows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Checks of the protocol: what is declared is answered and repeats; what is not, and wrong inputs, are refused."""
+"""Checks of the protocol: what is declared is answered and repeats; what is not, and wrong inputs, are refused.
+
+A new field of `Capabilities` gets its values in `_SETS`, and in `_TREATMENT` if a treatment needs it.
+"""
 
 from __future__ import annotations
 

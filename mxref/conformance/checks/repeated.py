@@ -51,7 +51,7 @@ def checks(plan: Plan) -> Iterator[Check]:
     base = plan.base
 
     def values(clause: str, title: str, op: Op, needed: Needs, call: Call) -> Iterator[Check]:
-        return _asked(clause, title, op, needed, lambda s: [s.give(x) for x in inputs], call)
+        return _both_ways(clause, title, op, needed, lambda s: [s.give(x) for x in inputs], call)
 
     at = Placement(STREAM)
     yield from values(CLAUSE, "quantize", Op.QUANTIZE, needs, _call("quantize", base, placement=at))
@@ -59,7 +59,7 @@ def checks(plan: Plan) -> Iterator[Check]:
     yield from values(FUSED_CLAUSE, "quantize_dual", Op.QUANTIZE, needs, dual)
     for dtype in DTYPES:
         decoded = (("dequantize_dtypes", dtype),)
-        yield from _asked(
+        yield from _both_ways(
             CLAUSE, f"dequantize to {dtype}", Op.DEQUANTIZE, (("formats", plan.format), *decoded),
             partial(_given, drawn), _call("dequantize", dtype),
         )  # fmt: skip
@@ -76,7 +76,7 @@ def checks(plan: Plan) -> Iterator[Check]:
         # Under `bounded` two calls may differ.
         allowed = partial(_allowed, products) if profile is GemmProfile.BOUNDED else None
         title = f"scaled_gemm, {profile.value}, {out}"
-        yield from _asked(
+        yield from _both_ways(
             CLAUSE, title, Op.GEMM, kind, partial(_given, few),
             partial(_squared, profile, out), allowed,
         )  # fmt: skip
@@ -102,7 +102,7 @@ def _allowed(products: Sequence[Product], subject: Subject, number: int, result:
     return not products[number].misses(subject.take(result)).any()
 
 
-def _asked(
+def _both_ways(
     clause: str,
     title: str,
     op: Op,

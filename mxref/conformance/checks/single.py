@@ -56,7 +56,7 @@ class Ways:
 
 def checks(plan: Plan, ways: Ways) -> Iterator[Check]:
     """Yield the checks of a treatment, `plan.base`."""
-    whole = _Asked(plan, ways)
+    whole = _Questions(plan, ways)
     yield whole.first()
     yield from whole.order()
     if plan.base.hadamard:
@@ -107,7 +107,7 @@ def _fitted(blocks: NDArray[np.float32], ways: Ways) -> NDArray[np.float32]:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Questions:
     """Makes requests of one treatment, and checks of them."""
 
     plan: Plan

@@ -1,4 +1,7 @@
-"""Checks of the Hadamard transform, alone and on the way into a quantization."""
+"""Checks of the Hadamard transform, alone and on the way into a quantization.
+
+Where a plainer transform of the same values is wrong too, `hadamard.order` is to blame, which joins the others.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Requests to a backend, and their input values.
 
-`encoding` is a quantization, `decoding` a dequantization, `product` a scaled GEMM, `crafted` the inputs. A request
+`quantizing` is a quantization, `decoding` a dequantization, `multiplying` a scaled GEMM, `crafted` the inputs. A request
 keeps the reference's answer, so a check must not change a request that another check shares.
 """

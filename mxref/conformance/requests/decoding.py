@@ -1,4 +1,7 @@
-"""A dequantization to be asked of a backend, arrays of drawn codes, and how values are compared and shown."""
+"""A dequantization to be asked of a backend, arrays of drawn codes, and how values are compared and shown.
+
+Values are compared bit by bit, except that any NaN is equal to any NaN.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A scaled GEMM to be asked of a backend: what it must or may give, and which clause decides a wrong result."""
+"""A scaled GEMM to be asked of a backend: what it must or may give, and which clause decides a wrong result.
+
+`exact` and `ordered` must give the bits of the reference, `bounded` a number within its tolerance of the real sum.
+"""
 
 from __future__ import annotations
 

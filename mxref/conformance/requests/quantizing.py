@@ -1,4 +1,7 @@
-"""A quantization to be asked of a backend: its expected blocks, and where an answer differs from them."""
+"""A quantization to be asked of a backend: its expected blocks, and where an answer differs from them.
+
+A judge compares two answers block by block; each clause has its own, `all_of_it` compares every bit.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 from conform_command import explained
 from mutants import BY_NAME
 from mutants.staged import staged
-from mutants.stored import Loose
+from mutants.stored_faults import Loose
 from mxref import GemmProfile, OperandSpec, Rounding, Stream, quantize
 from mxref.conformance import CLAUSES, check
 from mxref.conformance.checking import Subject

@@ -123,15 +123,6 @@ def test_a_file_with_the_name_of_a_module_does_not_take_its_place(tmp_path, monk
     assert (result.exit_code, clause["outcome"]) == (0, "passed"), result.output
 
 
-def test_shrinking_may_take_the_time_limit(monkeypatch):
-    given, give = [], isolation._Worker.give
-    monkeypatch.setattr(
-        isolation._Worker, "give", lambda *call: (given.append((call[1][1], call[2])), give(*call))
-    )
-    check(PLANTED, clauses=["rounding.rne"], level="quick", time_limit=200)
-    assert set(given) == {(False, 200), (True, 200)}
-
-
 def test_a_run_does_not_wait_for_every_hanging_check(tmp_path, monkeypatch):
     monkeypatch.setattr(isolation, "MOST_HUNG", 1)
     hanging = IN_A_CALL.replace('if dtype == "float64" and q.shape == (256, 32):', "if True:")

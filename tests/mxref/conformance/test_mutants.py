@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 
 from mutants import MUTANTS
-from mutants.blame import BLAME_MUTANTS
-from mutants.fused import Adding, Dual, Laid
+from mutants.fused_faults import Adding, Dual, Laid
+from mutants.misleading_faults import BLAME_MUTANTS
 from mutants.mutant import Mutant
-from mutants.runs import Rare
+from mutants.run_faults import Rare
 from mutants.staged import Staged
 from mxref.conformance import CLAUSES, ClauseResult, Level, Report, check
 

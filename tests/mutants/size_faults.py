@@ -9,7 +9,7 @@ import numpy as np
 
 from mutants.mutant import Mutant
 from mutants.staged import ExactBy, Staged, decoding, staged
-from mutants.stored import by_scale
+from mutants.stored_faults import by_scale
 from mxref import GemmProfile
 from mxref.block_dots import block_dots
 from mxref.quantization import dequantize
