@@ -38,7 +38,9 @@ from bench.step import config_of, with_run
 from mxref_training.config import Compile, Recompute, TrainConfig
 from mxref_training.device import choose_device, made_current
 from mxref_training.distributed import sharded
-from mxref_training.distributed.ranks import Ranks, connected, started_ranks
+from mxref_training.distributed.connect import connected, started_ranks
+from mxref_training.distributed.failing import one_error
+from mxref_training.distributed.ranks import Ranks
 from mxref_training.distributed.sharded import own_part
 from mxref_training.distributed.share import Share, check_layout
 from mxref_training.errors import DivergedError
@@ -282,7 +284,7 @@ def main(
     backend = mxref.get_backend(backend_name)
     device = choose_device("auto", backend, ranks)
     rows: list[Row] = []
-    with connected(ranks), ranks.one_error(), made_current(device), deterministic(device, threads=0):
+    with connected(ranks), one_error(ranks), made_current(device), deterministic(device, threads=0):
         for text in recipes:
             name, _, ways = text.partition("@")
             compiled, *more = ways.split("+")

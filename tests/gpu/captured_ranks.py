@@ -17,7 +17,7 @@ from mxref.recipe_files import load_recipe
 from mxref_torch import CapturedStep
 from mxref_torch.captured.graph import StepRunner
 from mxref_training import steps
-from mxref_training.distributed.ranks import connected, started_ranks
+from mxref_training.distributed.connect import connected, started_ranks
 from mxref_training.parallel import ParallelConfig
 from training_setup import CONFIG, change, run
 

@@ -16,7 +16,7 @@ from gpu.captured_ranks import uncaptured
 from mxref.cli import main
 from mxref_torch.captured.graph import StepRunner
 from mxref_training import steps
-from mxref_training.distributed.ranks import restarted
+from mxref_training.distributed.connect import restarted
 
 captures = 0
 right_capture, right_run = StepRunner._captured, StepRunner.run

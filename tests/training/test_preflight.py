@@ -17,8 +17,9 @@ from mxref.errors import MxrefError
 from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref_training import device
 from mxref_training.config import Compile, TrainConfig, load_config
-from mxref_training.device import known_errors, memory_limit
+from mxref_training.device import memory_limit
 from mxref_training.errors import CheckpointError, ConfigError
+from mxref_training.failures import known_errors
 from mxref_training.forecast import less_memory, memory, require_memory
 from mxref_training.model.llama import Llama
 from mxref_training.preflight import preflight

@@ -29,10 +29,16 @@ class Watched:
         self.path, self.sink = path, Saboteur(0, crash)
         config = replace(CONFIG, run=replace(CONFIG.run, spike=limit, steps=10_000))
         run = SimpleNamespace(
-            folder=RunFolder(path, 1), config=config, recipe=SR, sink=self.sink, step=0, device=None
+            folder=RunFolder(path, 1),
+            config=config,
+            recipe=SR,
+            sink=self.sink,
+            step=0,
+            device=None,
+            logs=kept or {},
         )
         schedule = SimpleNamespace(begins=lambda step: "")
-        self.log = RunLog(run, kept or {}, schedule, "")  # type: ignore[arg-type]
+        self.log = RunLog(run, schedule, "")  # type: ignore[arg-type]
 
     def see(self, *losses: float, first: int = 1, problem: str = "") -> list[dict[str, Any]]:
         """Show steps; return all that was noted so far."""

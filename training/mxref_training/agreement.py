@@ -18,8 +18,8 @@ import torch
 
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.durable import file_sha256
+from mxref_training.environment import versions
 from mxref_training.errors import CheckpointError, ConfigError
-from mxref_training.identity import versions
 from mxref_training.sources import code_digest
 
 PATIENCE = 90.0

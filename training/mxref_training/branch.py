@@ -60,8 +60,9 @@ def begin_branch(
             folder.require(wanted, record["identity"])
         else:
             origin = {"branch": {"trunk": str(trunk), "step": step}}
-            facts = run_facts(config, label, wanted, backend) | origin
-            folder.create(recipe, corpus, device_name(choose_device(config.run.device, backend)), facts)
+            device = device_name(choose_device(config.run.device, backend))
+            facts = run_facts(config, recipe, backend, corpus, label=label, wanted=wanted, device=device)
+            folder.create(facts | origin)
         if folder.store.latest() is None:
             source = CheckpointStore(trunk / "checkpoints", keep=1).load(step)
             folder.store.save(_branched(source, config, recipe, backend, wanted))

@@ -1,25 +1,20 @@
-"""Builds the parts of a run on one rank, and gives them the state of a checkpoint or the initial one."""
+"""Builds the parts of a run on one rank."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
-
-import torch
 
 import mxref_torch
 from mxref_training.data import SampleLoader
 from mxref_training.distributed import sharded
 from mxref_training.distributed.share import Share, check_layout
 from mxref_training.evaluate import Evaluator
-from mxref_training.finite import require_finite_start
 from mxref_training.loss import compiled_loss
-from mxref_training.model import pretrained
 from mxref_training.model.llama import Llama
 from mxref_training.open_run import OpenRun
 from mxref_training.optim import make_optimizer
+from mxref_training.resume import begin
 from mxref_training.run_state import RunState
 from mxref_training.saving import Saver
 from mxref_training.steps import CapturedSteps, EagerSteps, Steps
@@ -45,10 +40,10 @@ class Built:
 
 
 def build(run: OpenRun) -> Built:
-    """Return the parts of a run, whose weights have no values yet.
+    """Return the parts of a run, in the state of its newest checkpoint, or the initial one at step 0.
 
     Raises:
-        MxrefError: stochastic rounding does not round well, or the model does not fit the recipe.
+        MxrefError: stochastic rounding does not round well, or the model does not fit the recipe; or as of `begin`.
     """
     config, settings, device, ranks = run.config, run.config.run, run.device, run.ranks
     _rounds_well(run.backend, run.recipe)
@@ -69,6 +64,8 @@ def build(run: OpenRun) -> Built:
     kind = CapturedSteps if settings.capture else EagerSteps
     steps = kind(model, context, optimizer, config, run.recipe, loss, share)
     loader = run.corpus.loader(settings)
+    state = RunState(model, optimizer, loader, device, ranks)
+    begin(run, state, context)
     return Built(
         model,
         context,
@@ -86,37 +83,6 @@ def build(run: OpenRun) -> Built:
             share=share,
             captured=settings.capture and device.type == "cuda" and not ranks.several,
         ),
-        RunState(model, optimizer, loader, device, ranks),
+        state,
         Saver(run.folder.store, settings.async_checkpoint),
     )
-
-
-def begin(run: OpenRun, parts: Built) -> Mapping[str, Any]:
-    """Give the parts the state of the run's checkpoint, or the initial one at step 0, which must be finite.
-
-    Returns:
-        What the checkpoint says of the logs; nothing at step 0.
-
-    Raises:
-        CheckpointError: the checkpoint is of another run, is damaged or not finite.
-        ConfigError: initial weights that are not finite.
-    """
-    settings, lengths = run.config.run, dict[str, Any]()
-    torch.manual_seed(settings.seed)  # so that a module that draws from it stays repeatable
-    if run.step:
-        # The checkpoint has the scales of its phase, and ranks read into those that the layers have.
-        parts.context.step = run.step - 1
-        snapshot = parts.state.read(run.folder.store, run.step)
-        run.folder.require(run.identity, snapshot.state["identity"])
-        parts.state.restore(snapshot)
-        for said in (snapshot.resharded(run.ranks, run.identity), run.folder.store.lost()):
-            if said:
-                run.sink.note(said)
-        run.skipped_in_a_row = int(snapshot.state["skipped_in_a_row"])
-        lengths = snapshot.state["logs"]
-    elif settings.init_from is not None:
-        pretrained.load_pretrained(parts.model, settings.init_from)
-    else:
-        parts.model.reset_parameters(settings.seed)
-    require_finite_start(parts.state.tensors(), run.step, run.config, run.folder.store, run.ranks)
-    return lengths

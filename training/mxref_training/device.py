@@ -1,22 +1,18 @@
-"""Where a run computes: its device, memory and generators."""
+"""Where a run computes: its device, and how much memory that has."""
 
 from __future__ import annotations
 
 import os
-import re
 import resource
 import socket
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mxref.backend import Backend
 from mxref.discovery import choose
-from mxref.errors import MxrefError
 from mxref.tomlio import shown
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.errors import ConfigError
@@ -27,7 +23,6 @@ CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
 """Where Linux says how much memory a container may hold, in its two versions."""
-_NOT_DETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
 def choose_device(wanted: str, backend: Backend, ranks: Ranks = SOLE) -> torch.device:
@@ -105,47 +100,6 @@ def memory_limit(device: torch.device) -> int:
     return min(limits)
 
 
-@contextmanager
-def known_errors(way_out: str) -> Iterator[None]:
-    """Turn two errors of PyTorch into ConfigError: an allocation that fails, and an operation that is not repeatable.
-
-    Args:
-        way_out: what to do where memory is short.
-    """
-    try:
-        yield
-    except MxrefError:
-        raise
-    except (MemoryError, RuntimeError) as err:
-        said = str(err).partition("\n")[0]
-        if found := _NOT_DETERMINISTIC.match(said):
-            raise ConfigError(
-                f"PyTorch {torch.__version__} has no deterministic kernel for {found[1]}, which training requires: "
-                "choose another run.device, or another version of PyTorch"
-            ) from err
-        # PyTorch's allocator on the CPU has no error class of its own.
-        if not isinstance(err, MemoryError | torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(
-            err
-        ):
-            raise
-        raise ConfigError(f"out of memory ({said or 'no more memory'}): {way_out}") from err
-
-
 def device_name(device: torch.device) -> str:
     """Return what a device is, as its maker calls it; the CPU is named elsewhere."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def generator_states(device: torch.device) -> dict[str, Tensor]:
-    """Return the states of PyTorch's generators, by name, for a checkpoint."""
-    states = {"torch": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def set_generator_states(device: torch.device, states: dict[str, Tensor]) -> None:
-    """Give PyTorch's generators the states of a checkpoint; one from a CPU has none for a GPU."""
-    torch.set_rng_state(states["torch"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)

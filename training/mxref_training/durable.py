@@ -19,12 +19,16 @@ import hashlib
 import os
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
 from mxref.errors import MxrefError
+
+_PAUSE = 0.5
+"""Seconds between two looks at a lock."""
 
 
 def temporary(path: Path) -> Path:
@@ -85,18 +89,16 @@ def file_sha256(path: Path) -> str:
 def replace_text(path: Path, text: str) -> None:
     """Replace a file's content atomically."""
     partial = temporary(path)
-    descriptor = _hold(partial)
     try:
-        os.ftruncate(descriptor, 0)
-        write_all(descriptor, text.encode())
-        os.fsync(descriptor)
+        with partial.open("wb") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
         partial.replace(path)
     except BaseException:
         with suppress(OSError):
             partial.unlink()
         raise
-    finally:
-        os.close(descriptor)
     sync(path.parent)
 
 
@@ -165,15 +167,18 @@ def clean(folder: Path, pattern: str) -> None:
 
 
 @contextmanager
-def locked(path: Path, busy: Callable[[str], MxrefError] | None = None) -> Iterator[None]:
+def locked(
+    path: Path, busy: Callable[[str], MxrefError] | None = None, patience: float = 0.0
+) -> Iterator[None]:
     """Hold a lock file during the block. The file is removed afterwards; the lock of a killed process ends with it.
 
     Args:
         path: the lock file; its folder exists.
         busy: makes the error to raise if another process holds the lock, from a text that names that process. Without
             it, the call waits for the lock.
+        patience: seconds to wait before that error.
     """
-    descriptor = _hold(path, busy)
+    descriptor = _hold(path, busy, time.monotonic() + patience)
     try:
         # Only what a killed process left is cut: ext4 waits for the disk when a file that was cut is closed.
         if os.fstat(descriptor).st_size:
@@ -187,22 +192,23 @@ def locked(path: Path, busy: Callable[[str], MxrefError] | None = None) -> Itera
         os.close(descriptor)
 
 
-def _hold(path: Path, busy: Callable[[str], MxrefError] | None = None) -> int:
+def _hold(path: Path, busy: Callable[[str], MxrefError] | None, until: float) -> int:
     """Open the file at `path`, create it if it is missing, lock it, and return its descriptor."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
-            # The last holder may have removed or renamed the file in the meantime.
+            # The last holder may have removed the file in the meantime.
             with suppress(FileNotFoundError):
                 if os.path.samestat(path.stat(), os.fstat(descriptor)):
-                    return descriptor
+                    kept, descriptor = descriptor, -1
+                    return kept
         except BlockingIOError:
-            holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
-            os.close(descriptor)
-            assert busy is not None
-            raise busy(holder) from None
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
+            if busy and time.monotonic() >= until:
+                raise busy(
+                    os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
+                ) from None
+            time.sleep(_PAUSE)
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)

@@ -1,39 +1,80 @@
-"""Unexpected exceptions, most often a backend's: one line for the user, the traceback in the run's log."""
+"""Exceptions that are none of mxref's: one line for the user, the traceback of an unexpected one in the log."""
 
 from __future__ import annotations
 
+import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
 
 from mxref.errors import MxrefError
 from mxref.raised import raised_text
 from mxref_torch.operators import PLACE
-from mxref_training.errors import RunError
+from mxref_training.distributed.failing import one_error
+from mxref_training.errors import ConfigError, RunError
+from mxref_training.forecast import less_memory
+
+if TYPE_CHECKING:
+    from mxref_training.open_run import OpenRun
+
+_NOT_DETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
 @contextmanager
-def explained(log: Path, when: Callable[[], str], way_on: Callable[[], str]) -> Iterator[None]:
-    """Have an exception of the block that is no `MxrefError` end in RunError, its traceback in a log.
+def explained(run: OpenRun) -> Iterator[None]:
+    """Stop all ranks of a run if the block raises on one, with RunError if that is no `MxrefError`; log its traceback.
 
     `SystemExit` is such an exception too: a backend must not end the program. `KeyboardInterrupt` passes.
 
-    Args:
-        log: a file, in a folder that exists.
-        when: says how far the run was, as in `after 3 of 10 steps`.
-        way_on: says what to do next.
-
     Raises:
-        RunError: names the exception, and the operation, backend and layer that it came from.
+        RunError: names the exception, the operation, backend and layer that it came from, and what to do next.
+        ConfigError: as of `known_errors`.
+    """
+    try:
+        with one_error(run.ranks), known_errors(less_memory(run.config)):
+            yield
+    except MxrefError:
+        raise
+    except (Exception, SystemExit) as err:
+        when = (
+            f"after {run.step} of {run.config.run.steps} steps" if run.training else "before its first step"
+        )
+        saved = run.folder.store.latest()
+        way_on = f"goes on from step {saved}" if saved else "starts it again"
+        raise RunError(
+            f"the run stopped {when}: {_what(err)}; {_written(err, run.folder.log)}; the same command {way_on}"
+        ) from err
+
+
+@contextmanager
+def known_errors(way_out: str) -> Iterator[None]:
+    """Turn two errors of PyTorch into ConfigError: an allocation that fails, and an operation that is not repeatable.
+
+    Args:
+        way_out: what to do where memory is short.
     """
     try:
         yield
     except MxrefError:
         raise
-    except (Exception, SystemExit) as err:
-        raise RunError(f"the run stopped {when()}: {_what(err)}; {_written(err, log)}; {way_on()}") from err
+    except (MemoryError, RuntimeError) as err:
+        said = str(err).partition("\n")[0]
+        if found := _NOT_DETERMINISTIC.match(said):
+            raise ConfigError(
+                f"PyTorch {torch.__version__} has no deterministic kernel for {found[1]}, which training requires: "
+                "choose another run.device, or another version of PyTorch"
+            ) from err
+        # PyTorch's allocator on the CPU has no error class of its own.
+        if not isinstance(err, MemoryError | torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(
+            err
+        ):
+            raise
+        raise ConfigError(f"out of memory ({said or 'no more memory'}): {way_out}") from err
 
 
 def _what(err: BaseException) -> str:

@@ -107,10 +107,8 @@ def open_logs(folder: Path, recorded: Mapping[str, Any]) -> dict[str, LogFile]:
 class RunLog:
     """Writes what a run finds, and passes it to trackers and the progress report."""
 
-    def __init__(
-        self, run: OpenRun, lengths: Mapping[str, Any], schedule: RecipeSchedule, track: str
-    ) -> None:
-        """Open the logs, cut to the lengths that a checkpoint recorded, and start a tracker, if one is named.
+    def __init__(self, run: OpenRun, schedule: RecipeSchedule, track: str) -> None:
+        """Open the logs, cut to the lengths that the run's checkpoint recorded, and start a tracker, if one is named.
 
         Raises:
             CheckpointError: as of `LogFile`.
@@ -118,7 +116,7 @@ class RunLog:
         """
         self._folder, self._config, self._sink = run.folder.path, run.config, run.sink
         self._schedule = schedule
-        self._files = open_logs(self._folder, lengths)
+        self._files = open_logs(self._folder, run.logs)
         kept = read_lines(self._folder / "metrics.jsonl")
         self._recent = deque((line["loss"] for line in kept if _counts(line)), WINDOW)
         self._tracking = Tracking(track, run)

@@ -9,23 +9,18 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from mxref.recipe import Recipe
 from mxref.tomlio import dumps
 from mxref_training.checkpoint import CheckpointStore
-from mxref_training.config import TrainConfig
-from mxref_training.data.corpus import TokenCorpus
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.durable import clean, explained, locked, make_folder, remove, replace_text, sync
+from mxref_training.environment import differences
 from mxref_training.errors import CheckpointError, ConfigError, start_over
-from mxref_training.identity import differences, environment
 from mxref_training.parallel import LAYOUT
 from mxref_training.saving import wait_for_writers
 
@@ -36,7 +31,6 @@ _DELETED = ".run.json.deleted"
 _LOCK = "run.lock"
 LEASE = 120.0
 """Seconds after which servers of NFSv4 release the locks of a host that is down; 90 in Linux by default."""
-_PAUSE = 0.5
 _OWN = (
     "config.toml", "recipe.toml", "metrics.jsonl", "timing.jsonl", "telemetry.jsonl", "spikes.jsonl", "tensorboard",
     "profile", "shadow.npz", "checkpoints", "run.json",
@@ -94,15 +88,7 @@ class RunFolder:
             with ExitStack() as held:
                 with self._explained():
                     make_folder(self.path)
-                    until = time.monotonic() + patience
-                    while True:
-                        try:
-                            held.enter_context(locked(self.path / _LOCK, busy))
-                            break
-                        except ConfigError:
-                            if time.monotonic() >= until:
-                                raise
-                        time.sleep(_PAUSE)
+                    held.enter_context(locked(self.path / _LOCK, busy, patience))
                     wait_for_writers(self.store.folder)
                     for name in _OWN:
                         clean(self.path, f"{name}*")
@@ -160,24 +146,11 @@ class RunFolder:
                 f"choose another --out, or {start_over(self.path)}"
             )
 
-    def create(self, recipe: Recipe, corpus: TokenCorpus, device: str, facts: Mapping[str, Any]) -> None:
-        """Write `run.json` with `facts` and the device's name. From then on the folder holds a run."""
-        record = {
-            "format": FORMAT,
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            **facts,
-            "recipe_digest": recipe.digest,
-            "data": {
-                **corpus.hashes,
-                "train_tokens": len(corpus.train),
-                "val_tokens": len(corpus.val),
-                "report": corpus.report,
-            },
-            **environment(device),
-        }
+    def create(self, facts: Mapping[str, Any]) -> None:
+        """Write `run.json` with `facts`, as of `identity.run_facts`. From then on the folder holds a run."""
         with self._explained():
             make_folder(self.store.folder)
-            replace_text(self.path / "run.json", json.dumps(record, indent=1) + "\n")
+            replace_text(self.path / "run.json", json.dumps({"format": FORMAT, **facts}, indent=1) + "\n")
             (self.path / _DELETED).unlink(missing_ok=True)
 
     def require_checkpoints(self) -> None:
@@ -189,11 +162,11 @@ class RunFolder:
                 f"{folder} {what}: put the checkpoints back (is their disk mounted?), or {start_over(self.path)}"
             )
 
-    def describe(self, config: TrainConfig, recipe: Recipe) -> None:
-        """Write `config.toml` and `recipe.toml` if they are missing or differ."""
+    def describe(self, **tables: Any) -> None:
+        """Write `NAME.toml` for each table, as for `config` and `recipe`, if it is missing or differs."""
         with self._explained():
-            for name, text in (("config.toml", dumps(config)), ("recipe.toml", dumps(recipe))):
-                path = self.path / name
+            for name, table in tables.items():
+                path, text = self.path / f"{name}.toml", dumps(table)
                 if not path.exists() or path.read_bytes() != text.encode():
                     replace_text(path, text)
 

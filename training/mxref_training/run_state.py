@@ -13,7 +13,6 @@ from mxref.errors import MxrefError
 from mxref_torch.optimizer_step import fp8_history, load_fp8_history
 from mxref_training.checkpoint import GROUPS, CheckpointStore, Snapshot
 from mxref_training.data import SampleLoader
-from mxref_training.device import generator_states, set_generator_states
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.errors import CheckpointError
 from mxref_training.model.llama import Llama
@@ -39,7 +38,7 @@ class RunState:
         groups = {
             "model": self._weights(),
             "optimizer": optimizer_tensors(self.model, self.optimizer),
-            "rng": {f"rank-{self.ranks.rank}/{k}": t for k, t in generator_states(self.device).items()},
+            "rng": {f"rank-{self.ranks.rank}/{k}": t for k, t in _generator_states(self.device).items()},
         }
         return Snapshot(step, groups, {**facts, "loader": self.loader.state_dict()})
 
@@ -67,10 +66,8 @@ class RunState:
         load_optimizer_tensors(self.model, self.optimizer, moments)
         prefix = f"rank-{self.ranks.rank}/"
         own = {name.removeprefix(prefix): t for name, t in generators.items() if name.startswith(prefix)}
-        if self.ranks.first:
-            own |= {name: t for name, t in generators.items() if "/" not in name}  # of one process, format 2
         if own:
-            set_generator_states(self.device, own)
+            _set_generator_states(self.device, own)
         self.loader.load_state_dict(snapshot.state["loader"])
 
     def _moments(self) -> dict[str, Tensor]:
@@ -108,3 +105,18 @@ def load_weights(model: Llama, snapshot: Snapshot) -> dict[str, Tensor]:
             f"the checkpoint of step {snapshot.step} does not fit the model: {said}"
         ) from err
     return history
+
+
+def _generator_states(device: torch.device) -> dict[str, Tensor]:
+    """Return the states of PyTorch's generators, by name, for a checkpoint."""
+    states = {"torch": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def _set_generator_states(device: torch.device, states: dict[str, Tensor]) -> None:
+    """Give PyTorch's generators the states of a checkpoint; one from a CPU has none for a GPU."""
+    torch.set_rng_state(states["torch"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)

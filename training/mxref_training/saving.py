@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
-from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -58,9 +57,7 @@ class Saver:
         if self._late is None:
             return
         unfinished, thread = self._late
-        busy = thread.is_alive()
-        failed = not busy and unfinished.problem is not None
-        states = self._store.ranks.gather_numbers([float(busy), float(failed)])
+        states = self._store.ranks.gather_numbers([thread.is_alive(), unfinished.problem is not None])
         if any(failed for _, failed in states) or not any(busy for busy, _ in states):
             self.wait()
 
@@ -79,20 +76,16 @@ class Saver:
     def __enter__(self) -> Saver:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Complete the checkpoint in the background. After an error one process does so too, if it can.
 
         Several ranks leave it incomplete after an error, as after a kill, because others may wait for something else.
         """
         if kind is None:
             self.wait()
-        elif self._late is not None and issubclass(kind, Exception):
-            self._late[1].join()
-            if not self._store.ranks.several:
-                with suppress(CheckpointError):
-                    self.wait()
+        elif issubclass(kind, Exception) and not self._store.ranks.several:
+            with suppress(CheckpointError):
+                self.wait()
 
     def _copy(self, unfinished: Unfinished) -> None:
         """Replace what is to be written by copies in the host's memory, which the next checkpoint uses again."""

@@ -61,17 +61,16 @@ def boxes_to_write(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Box
     sizes = {
         (name, box.offset): box.tensor.nbytes
         for name, box in own.items()
-        if math.prod(box.sizes) or not math.prod(box.whole)
+        if math.prod(box.sizes) or not math.prod(box.whole)  # a rank may have no elements of a tensor
     }
-    held, written = ranks.gather(sizes), [0] * ranks.world
-    holders: dict[tuple[str, tuple[int, ...]], list[int]] = {}
-    for rank, boxes in enumerate(held):
-        for key in boxes:
-            holders.setdefault(key, []).append(rank)
-    mine = {}
-    for (name, offset), writers in sorted(holders.items()):
-        writer = min(writers, key=written.__getitem__)
-        written[writer] += held[writer][name, offset]
+    holders: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}  # each box: bytes by rank
+    for rank, boxes in enumerate(ranks.gather(sizes)):
+        for key, size in boxes.items():
+            holders.setdefault(key, {})[rank] = size
+    written, mine = [0] * ranks.world, {}
+    for (name, _), held in sorted(holders.items()):
+        writer = min(held, key=written.__getitem__)
+        written[writer] += held[writer]
         if writer == ranks.rank:
             mine[name] = own[name]
     return mine
@@ -109,18 +108,18 @@ class Boxes:
                 self._fill(name, found[name])
         return found
 
-    def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        """Fill tensors of any placement in place, each rank its own box of a DTensor; nothing is converted.
-
-        Raises:
-            LookupError: the names are not those of the files, or one has another shape or dtype.
-        """
+    def difference(self, tensors: Mapping[str, Tensor]) -> str:
+        """Return how the names, dtypes or whole shapes of tensors differ from those of the files; empty if not."""
         if left := tensors.keys() ^ self.held.keys():
-            raise LookupError(f"only one of them has {min(left)}")
+            return f"only one of them has {min(left)}"
         for name, tensor in tensors.items():
             theirs = f"{self.dtypes[name]} {list(self.held[name][0].whole)}"
             if theirs != (ours := f"{tensor.dtype} {list(tensor.shape)}"):
-                raise LookupError(f"its {name} is {theirs}, not {ours}")
+                return f"its {name} is {theirs}, not {ours}"
+        return ""
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Fill tensors of any placement in place, each rank its own box of a DTensor."""
         for name, tensor in tensors.items():
             self._fill(name, tensor)
 

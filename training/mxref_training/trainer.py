@@ -20,7 +20,7 @@ from pathlib import Path
 
 from mxref.backend import Backend
 from mxref.recipe import Recipe
-from mxref_training.build import begin, build
+from mxref_training.build import build
 from mxref_training.config import TrainConfig
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.distributed.ranks import SOLE, Ranks
@@ -101,16 +101,15 @@ class TrainingRun:
     """A run in progress on one rank."""
 
     def __init__(self, run: OpenRun, observe: Observation) -> None:
-        """Build model, optimizer, data and steps; take a checkpoint's state or the initial one; open the logs."""
+        """Build model, optimizer, data and steps, in a checkpoint's state or the initial one; open the logs."""
         self.run, self.settings, self.ranks = run, run.config.run, run.ranks
         self.parts = build(run)
-        lengths = begin(run, self.parts)
         run.training = True
         run.describe()
         self.log: RunLog = SilentLog()
         self.profiler = Profiler(None, run)
         if run.ranks.first:
-            self.log = RunLog(run, lengths, self.parts.schedule, observe.track)
+            self.log = RunLog(run, self.parts.schedule, observe.track)
             self.profiler = Profiler(observe.profile, run)
 
     def go(self, last: int) -> str:

@@ -16,7 +16,8 @@ from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref_torch import convert
 from mxref_training.config import Recompute, TrainConfig
 from mxref_training.distributed import sharded
-from mxref_training.distributed.ranks import Ranks, connected, started_ranks
+from mxref_training.distributed.connect import connected, started_ranks
+from mxref_training.distributed.ranks import Ranks
 from mxref_training.distributed.share import check_layout
 from mxref_training.model.llama import Llama
 from mxref_training.parallel import ParallelConfig

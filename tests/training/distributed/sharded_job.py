@@ -23,7 +23,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from mxref_training.checkpoint import CheckpointStore
-from mxref_training.distributed.ranks import Ranks, connected, started_ranks
+from mxref_training.distributed.connect import connected, started_ranks
+from mxref_training.distributed.ranks import Ranks
+from mxref_training.resume import resharded
 from mxref_training.run_state import RunState
 from mxref_training.steps import EagerSteps
 from mxref_training.trainer import Interrupted
@@ -131,7 +133,7 @@ def resume(made: RunState, folder: Path, step: int) -> str:
     """Take a checkpoint; return the note about other ranks."""
     found = made.read(CheckpointStore(folder, 9, made.ranks), step)
     made.restore(found)
-    return found.resharded(made.ranks, {})
+    return resharded(found, made.ranks, {})
 
 
 def go_on(folder: Path, placement: str, others: Sequence[str], ranks: Ranks) -> None:

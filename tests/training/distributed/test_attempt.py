@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 import torch.distributed as dist
 
-from mxref_training.distributed import ranks as module
+from mxref_training.distributed import connect as module
 
 
 def test_an_attempt_reads_nothing_of_the_one_before() -> None:

@@ -17,10 +17,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mxref.discovery import get_backend
-from mxref_training import run_folder
+from mxref_training import durable
 from mxref_training.device import choose_device
-from mxref_training.distributed import ranks as module
-from mxref_training.distributed.ranks import SOLE, Ranks, connected
+from mxref_training.distributed import failing as module
+from mxref_training.distributed.connect import connected
+from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.durable import sync
 from mxref_training.errors import CheckpointError, ConfigError
 from training_setup import run
@@ -131,7 +132,7 @@ def test_ranks_that_are_started_again_wait_for_the_lock_of_a_host_that_is_down(
             raise BlockingIOError
         flock(descriptor, how)
 
-    monkeypatch.setattr(run_folder, "_PAUSE", 0.0)
+    monkeypatch.setattr(durable, "_PAUSE", 0.0)
     monkeypatch.setattr(fcntl, "flock", held)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(int(again)))
     if again:

@@ -6,7 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mxref_training.distributed.ranks import SOLE, Ranks, connected, started_ranks
+from mxref_training.distributed.connect import connected, started_ranks
+from mxref_training.distributed.failing import one_error
+from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.errors import ConfigError
 from rank_threads import on_ranks
 
@@ -55,7 +57,7 @@ def test_one_process_talks_to_itself_and_needs_no_process_group() -> None:
 
 def test_one_process_raises_its_own_error_unchanged() -> None:
     error = ValueError("as it is")
-    with pytest.raises(ValueError, match="^as it is$") as caught, SOLE.one_error():
+    with pytest.raises(ValueError, match="^as it is$") as caught, one_error(SOLE):
         raise error
     assert caught.value is error
 

@@ -217,36 +217,20 @@ def test_what_only_the_first_rank_does_stops_all_when_it_fails(
     assert CheckpointStore(tmp_path, 2).latest() == (5 if complete else 3)
 
 
-def test_a_rank_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
+def test_ranks_with_different_folders_write_no_checkpoint(tmp_path: Path) -> None:
     def save(ranks: Ranks) -> Path:
         return CheckpointStore(tmp_path / str(ranks.rank), 2, ranks).save(snapshot(ranks))
 
     for err in on_ranks(2, save):
-        with pytest.raises(
-            CheckpointError, match=r"the folder that rank 0 made is not there.*shared.*\(rank 1\)"
-        ):
+        with pytest.raises(CheckpointError, match=r"cannot write .* \(rank 1\)"):
             raise err
+    assert CheckpointStore(tmp_path / "0", 2).steps() == []
 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_one_format_says_how_many_ranks_wrote(tmp_path: Path, world: int) -> None:
     state = saved(tmp_path, world).state(5)
     assert state == {"format": checkpoint.FORMAT, "step": 5, "ranks": world, **FACTS}
-
-
-@pytest.mark.parametrize("world", [1, 2])
-def test_what_an_earlier_version_wrote_is_read(tmp_path: Path, world: int) -> None:
-    store = saved(tmp_path, world)
-    path = store.path(5) / "state.json"
-    state = store.state(5) | {"format": checkpoint.EARLIER[world - 1]}
-    if world == 1:
-        del state["ranks"]
-    path.write_text(json.dumps(state))
-    manifest = json.loads((path.parent / "manifest.json").read_text())
-    manifest["state.json"] = checkpoint.file_facts(path)
-    (path.parent / "manifest.json").write_text(json.dumps(manifest))
-    found = store.load(5).tensors["model"]
-    assert all(same(found[name], whole) for name, whole in wholes().items())
 
 
 @pytest.mark.parametrize("name", ["../../run.json", "/etc/hostname", "model-3-of-2.safetensors", ""])

@@ -22,9 +22,11 @@ from mxref.tomlio import to_table
 from mxref_torch import LayerError, convert
 from mxref_training.config import TrainConfig
 from mxref_training.distributed import sharded
-from mxref_training.distributed.ranks import PeerStopped, Ranks, connected, started_ranks
+from mxref_training.distributed.connect import connected, started_ranks
+from mxref_training.distributed.failing import one_error
+from mxref_training.distributed.ranks import Ranks
 from mxref_training.distributed.share import check_layout
-from mxref_training.errors import ConfigError
+from mxref_training.errors import ConfigError, PeerStopped
 from mxref_training.huggingface.config_json import config_json
 from mxref_training.model.llama import Llama
 from mxref_training.model.pretrained import load_pretrained
@@ -169,11 +171,11 @@ def same_operands(ranks: Ranks, folder: Path) -> None:
     ranks.barrier()
 
 
-def one_error(ranks: Ranks) -> None:
+def failure_of_one(ranks: Ranks) -> None:
     """A rank that cannot go on stops both, and one of them says why."""
 
     def fails_on_one() -> None:
-        with ranks.one_error():
+        with one_error(ranks):
             if not ranks.first:
                 raise ConfigError("out of luck")
             ranks.barrier()
@@ -202,7 +204,7 @@ def main(folder: Path) -> None:
         same_steps(ranks, folder, load_recipe("fp8"))
         whole = replace(change(WHOLE, capture=True), parallel=ParallelConfig(2, 1))
         same_steps(ranks, folder / "replicas", PHASES, whole)
-        one_error(ranks)
+        failure_of_one(ranks)
 
 
 if __name__ == "__main__":

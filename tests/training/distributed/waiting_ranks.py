@@ -7,15 +7,17 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from mxref_training.distributed import ranks as module
+from mxref_training.distributed import connect
+from mxref_training.distributed import ranks as waiting
+from mxref_training.distributed.failing import one_error
 
-module.TIMEOUT = timedelta(minutes=5)  # for the ranks to find each other
-module.FIRST_WORD = 1.0
+connect.TIMEOUT = timedelta(minutes=5)  # for the ranks to find each other
+waiting.FIRST_WORD = 1.0
 
-with module.connected(module.started_ranks()) as ranks:
+with connect.connected(connect.started_ranks()) as ranks:
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1))
     try:
-        with ranks.one_error():
+        with one_error(ranks):
             with ranks.first_alone("sleeps"):
                 time.sleep(3 if ranks.first else 0)
                 print(f"rank {ranks.rank} was there", flush=True)

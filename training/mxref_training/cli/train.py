@@ -139,7 +139,9 @@ def train(
     _require_torch()
     from mxref.terminal import echo
     from mxref_training import trainer
-    from mxref_training.distributed.ranks import PeerStopped, connected, restarted, started_ranks
+    from mxref_training.distributed.connect import connected, restarted, started_ranks
+    from mxref_training.distributed.failing import one_error
+    from mxref_training.errors import PeerStopped
     from mxref_training.interrupt import Interrupted
     from mxref_training.track import Observation, Window
 
@@ -164,7 +166,7 @@ def train(
                 err=True,
             )
     try:
-        with connected(started), started.one_error():
+        with connected(started), one_error(started):
             loaded, treatment, chosen, why = _loaded(config, recipe, tables, backend)
             if started.first:
                 echo(

@@ -20,7 +20,7 @@ from mxref_training.config import Compile, RunConfig, TrainConfig
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.distributed.sharded import copies, own_part
 from mxref_training.errors import ConfigError
-from mxref_training.parallel import LAYOUT, ONE, Axes, ParallelConfig
+from mxref_training.parallel import ONE, Axes, ParallelConfig
 
 
 @dataclass(frozen=True)
@@ -115,15 +115,6 @@ def check_layout(config: TrainConfig, ranks: int) -> Axes:
                 + (", or take run.compile = 'block'" if "compile" in key else "")
             )
     return axes
-
-
-def layout_identity(config: TrainConfig, ranks: int) -> dict[str, Any]:
-    """Return what the layout of ranks adds to the identity of a run: one process has none.
-
-    Another layout adds in another order, so a resumed run has the bits of one that never stopped only under the same.
-    """
-    axes = check_layout(config, ranks)
-    return {LAYOUT: axes._asdict()} if ranks > 1 else {}
 
 
 def added(values: Iterable[float]) -> float:

@@ -1,0 +1,148 @@
+"""Ranks as `torchrun` starts them: what the environment says of them, and how they find each other."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import torch
+import torch.distributed as dist
+
+from mxref.raised import raised_text
+from mxref_training.distributed.ranks import SOLE, TIMEOUT, Ranks
+from mxref_training.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+_CONNECTING = timedelta(minutes=10)
+"""How long a rank tries to reach the others at first. They start together, but may import slowly."""
+
+
+def started_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
+    """Return the ranks that `torchrun` started, from its environment variables; `SOLE` if it did not start this.
+
+    Nothing is connected yet.
+
+    Raises:
+        ConfigError: a variable is missing, is no number, or does not fit the others.
+    """
+    if "RANK" not in environment and "WORLD_SIZE" not in environment:
+        return SOLE
+    found: dict[str, int] = {}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        text = environment.get(name, "")
+        if not text.isdecimal():
+            raise ConfigError(
+                f"the environment variable {name} is {text!r}, and ranks need a number there: start them by torchrun, "
+                "or unset RANK and WORLD_SIZE for one process"
+            )
+        found[name] = int(text)
+    rank, world, local, local_world = found.values()
+    if not (rank < world and local < local_world <= world):
+        raise ConfigError(
+            f"RANK = {rank} of WORLD_SIZE = {world} and LOCAL_RANK = {local} of LOCAL_WORLD_SIZE = {local_world} in "
+            "the environment do not fit: start the ranks by torchrun"
+        )
+    return Ranks(rank, world, local, local_world)
+
+
+def restarted(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether `torchrun` has started this process in place of one that failed (`--max-restarts`)."""
+    text = environment.get("TORCHELASTIC_RESTART_COUNT", "")
+    return text.isdecimal() and int(text) > 0
+
+
+@contextmanager
+def connected(ranks: Ranks) -> Iterator[Ranks]:
+    """Connect the ranks to each other for the block: by gloo on the CPU, by NCCL on GPUs. One process stays alone.
+
+    Args:
+        ranks: from `started_ranks`.
+
+    Raises:
+        ConfigError: PyTorch cannot connect ranks, or they cannot reach each other.
+    """
+    if not ranks.several:
+        yield ranks
+        return
+    if not dist.is_available():
+        raise ConfigError(f"{ranks.world} ranks, but this PyTorch was built without torch.distributed")
+    if dist.is_initialized():
+        yield ranks
+        return
+    from torch.distributed.rendezvous import rendezvous
+
+    on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
+    try:
+        store, rank, world = next(rendezvous("env://", ranks.rank, ranks.world, timeout=_CONNECTING))
+        own = _of_this_attempt(store, rank, world)
+        own.set_timeout(TIMEOUT)
+        backends = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
+        dist.init_process_group(backends, store=own, rank=rank, world_size=world, timeout=TIMEOUT)
+    except (RuntimeError, ValueError) as err:
+        raise ConfigError(
+            f"the ranks cannot connect to each other: {raised_text(err)}{_between_hosts(ranks)}"
+        ) from err
+    try:
+        yield ranks
+    except BaseException:
+        # Others may wait in a collective that this rank will never join, so nothing here may wait for them.
+        if on_gpus:
+            dist.distributed_c10d._abort_process_group()
+        else:
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
+
+
+_ATTEMPT = "mxref/attempt"
+"""The key under which the first rank names the attempt."""
+
+
+def _of_this_attempt(store: Store, rank: int, world: int) -> Store:
+    """Return the part of a store that the ranks of this attempt alone use; collective.
+
+    `torchrun --max-restarts` keeps one store for all attempts. It still holds the addresses that the processes of the
+    last attempt wrote there, under the same keys, and a rank that reads one of these calls a process that has ended.
+    Its number of restarts names no attempt, because each host counts its own.
+    So the first rank invents a name. Every other rank answers under the name that it finds with a word of its own, and
+    goes on when the first rank has repeated that word: entries of an earlier attempt are never used.
+    """
+    word, until = uuid4().hex, time.monotonic() + _CONNECTING.total_seconds()
+    if rank == 0:
+        name, answers = word, [f"mxref/{word}/{other}" for other in range(1, world)]
+        store.set(_ATTEMPT, name)
+        store.wait(answers, _CONNECTING)
+        for answer in answers:
+            store.set(f"{answer}/heard", store.get(answer).decode())
+    else:
+        name, heard = "", b""
+        while heard != word.encode():
+            if time.monotonic() > until:
+                raise RuntimeError("rank 0 did not come")
+            time.sleep(0.01)
+            if store.check([_ATTEMPT]):
+                name = store.get(_ATTEMPT).decode()
+                store.set(f"mxref/{name}/{rank}", word)
+                repeated = f"mxref/{name}/{rank}/heard"
+                heard = store.get(repeated) if store.check([repeated]) else b""
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    return PrefixStore(f"mxref/{name}", store)
+
+
+def _between_hosts(ranks: Ranks, environment: Mapping[str, str] = os.environ) -> str:
+    """Return what several hosts need to reach each other; nothing if there is one."""
+    if ranks.world == ranks.local_world:
+        return ""
+    address, port = (environment.get(name, "not set") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    return (
+        f"; every host must reach MASTER_ADDR = {address}, MASTER_PORT = {port}; if a host's name leads to another "
+        "network, as to 127.0.1.1, name the network interface in GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+    )
