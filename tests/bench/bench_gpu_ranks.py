@@ -40,9 +40,10 @@ from mxref_training.device import choose_device, made_current
 from mxref_training.distributed import sharded
 from mxref_training.distributed.connect import connected, started_ranks
 from mxref_training.distributed.failing import one_error
+from mxref_training.distributed.layout import check_layout
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.distributed.sharded import own_part
-from mxref_training.distributed.share import Share, check_layout
+from mxref_training.distributed.share import Share
 from mxref_training.errors import DivergedError
 from mxref_training.loss import compiled_loss
 from mxref_training.model.llama import Llama, flops_per_token, parameter_count

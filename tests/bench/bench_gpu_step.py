@@ -41,7 +41,8 @@ from mxref.errors import MxrefError
 from mxref.gemm import gemm_profile
 from mxref.recipe_files import load_recipe
 from mxref_training.config import TrainConfig
-from mxref_training.device import choose_device, device_name
+from mxref_training.device import choose_device
+from mxref_training.environment import device_name
 from mxref_training.model.llama import Llama, parameter_count
 from mxref_training.numerics import deterministic
 

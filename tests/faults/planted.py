@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from mxref_training import checkpoint, durable, log
+from mxref_training import checkpoint, durable, log_files
 from mxref_training.checkpoint import CheckpointStore, Snapshot
 
 
@@ -61,7 +61,7 @@ def the_old_checkpoint_goes_first() -> None:
 
 
 def the_log_is_not_synced_before_the_checkpoint() -> None:
-    log.LogFile.length = lambda self: self.path.stat().st_size  # type: ignore[method-assign]
+    log_files.LogFile.length = lambda self: self.path.stat().st_size  # type: ignore[method-assign]
 
 
 def files_are_written_in_place() -> None:
@@ -74,7 +74,7 @@ def files_are_written_in_place() -> None:
 
 
 def a_short_write_counts_as_whole() -> None:
-    log.write_all = os.write  # type: ignore[assignment]
+    log_files.write_all = os.write  # type: ignore[assignment]
 
 
 def what_dead_processes_left_stays() -> None:

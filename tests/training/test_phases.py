@@ -17,7 +17,7 @@ from mxref_torch import LayerError
 from mxref_training.config import load_config
 from mxref_training.errors import CheckpointError
 from mxref_training.forecast import memory
-from mxref_training.log import read_lines
+from mxref_training.log_files import read_lines
 from mxref_training.report.runs.page import runs_page
 from mxref_training.report.runs.read import read_runs
 from mxref_training.treatment import describe

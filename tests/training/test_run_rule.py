@@ -22,7 +22,7 @@ from mxref_training import durable
 from mxref_training.errors import CheckpointError, ConfigError
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.study import run_ladder
-from mxref_training.log import LogFile
+from mxref_training.log_files import LogFile
 from mxref_training.run_folder import RunFolder
 from mxref_training.sources import backend_identity
 from training_setup import Saboteur, change, crash, files, metrics, newest, run, weights

@@ -14,7 +14,8 @@ from mxref_torch.optimizer_step import fp8_history
 from mxref_training.checkpoint import CheckpointStore, Snapshot
 from mxref_training.config import TrainConfig
 from mxref_training.data.corpus import TokenCorpus
-from mxref_training.device import choose_device, device_name
+from mxref_training.device import choose_device
+from mxref_training.environment import device_name
 from mxref_training.identity import identity, run_facts
 from mxref_training.model.llama import Llama
 from mxref_training.run_folder import RunFolder

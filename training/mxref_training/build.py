@@ -8,7 +8,7 @@ from functools import cache
 import mxref_torch
 from mxref_training.data import SampleLoader
 from mxref_training.distributed import sharded
-from mxref_training.distributed.share import Share, check_layout
+from mxref_training.distributed.share import Share
 from mxref_training.evaluate import Evaluator
 from mxref_training.loss import compiled_loss
 from mxref_training.model.llama import Llama
@@ -47,7 +47,7 @@ def build(run: OpenRun) -> Built:
     """
     config, settings, device, ranks = run.config, run.config.run, run.device, run.ranks
     _rounds_well(run.backend, run.recipe)
-    share = Share(ranks, check_layout(config, ranks.world))
+    share = Share(ranks, config.axes(ranks.world))
     # Weights are drawn only if nothing else gives them, which takes long at full size.
     model = Llama(config.model, None, device=device if share.axes.whole else "meta")
     context = mxref_torch.convert(

@@ -19,7 +19,7 @@ from mxref_training.errors import ConfigError
 from mxref_training.huggingface.config_json import completed, require_same_shape
 from mxref_training.limits import check, require
 from mxref_training.overrides import parse_override
-from mxref_training.parallel import ParallelConfig
+from mxref_training.parallel import Axes, ParallelConfig
 
 PRESETS = Path(__file__).parent / "presets"
 RECIPES = Path(__file__).parent / "recipes"
@@ -279,6 +279,10 @@ class TrainConfig:
             self.run.seq_len <= self.model.max_seq,
             f"run.seq_len = {self.run.seq_len} is above model.max_seq = {self.model.max_seq}",
         )
+
+    def axes(self, ranks: int) -> Axes:
+        """Return the ranks along each axis of a run of so many ranks; ConfigError as of `ParallelConfig.axes`."""
+        return (self.parallel or ParallelConfig()).axes(ranks)
 
 
 def config_from_table(table: Mapping[str, Any], where: str = "config") -> TrainConfig:

@@ -98,8 +98,3 @@ def memory_limit(device: torch.device) -> int:
     texts = (path.read_text(encoding="ascii").strip() for path in CGROUP_LIMITS if path.is_file())
     limits += [int(text) for text in texts if text.isdecimal()]  # `max` is no limit
     return min(limits)
-
-
-def device_name(device: torch.device) -> str:
-    """Return what a device is, as its maker calls it; the CPU is named elsewhere."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

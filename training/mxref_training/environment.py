@@ -43,6 +43,11 @@ def environment(device: str) -> dict[str, Any]:
     return {"versions": versions(), "platform": platform.platform(), "hardware": hardware}
 
 
+def device_name(device: torch.device) -> str:
+    """Return what a device is, as its maker calls it; the CPU is named elsewhere."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 def _processor() -> str:
     """Return the name of the processor; Linux keeps it where `platform` does not look."""
     try:

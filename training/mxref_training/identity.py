@@ -16,7 +16,7 @@ from mxref_training.data.corpus import TokenCorpus
 from mxref_training.environment import environment
 from mxref_training.huggingface.weights import Weights
 from mxref_training.model.llama import flops_per_token, parameter_count
-from mxref_training.parallel import LAYOUT, ParallelConfig
+from mxref_training.parallel import LAYOUT
 from mxref_training.sources import backend_identity
 
 
@@ -59,7 +59,7 @@ def identity(
     if len(spans) > 1:  # the steps where the phases begin, which a recipe in shares of the run does not fix
         table["phases"] = [[span.name, span.first] for span in spans]
     if ranks > 1:
-        table[LAYOUT] = (config.parallel or ParallelConfig()).axes(ranks)._asdict()
+        table[LAYOUT] = config.axes(ranks)._asdict()
     plain: dict[str, Any] = json.loads(json.dumps(table))
     return plain
 

@@ -9,15 +9,14 @@ import torch
 
 from mxref.backend import Backend
 from mxref.recipe import Recipe
-from mxref_training.agreement import require_shared
+from mxref_training.agreement import require_agreement, require_same_draws, require_shared
 from mxref_training.config import TrainConfig
 from mxref_training.data.corpus import TokenCorpus
-from mxref_training.device import device_name
 from mxref_training.distributed.ranks import Ranks
-from mxref_training.environment import changed_environment
+from mxref_training.environment import changed_environment, device_name
 from mxref_training.errors import CheckpointError, start_over
-from mxref_training.identity import run_facts
-from mxref_training.log import open_logs
+from mxref_training.identity import identity, run_facts
+from mxref_training.log_files import open_logs
 from mxref_training.progress import ProgressSink
 from mxref_training.run_folder import RunFolder
 
@@ -33,11 +32,11 @@ class OpenRun:
     corpus: TokenCorpus
     folder: RunFolder
     ranks: Ranks
-    identity: dict[str, Any]
-    """Everything that determines its numbers."""
     label: str
     """Its name in progress reports."""
     sink: ProgressSink
+    identity: dict[str, Any] = field(default_factory=dict)
+    """Everything that determines its numbers."""
     exists: bool = False
     """Whether the folder held the run already."""
     step: int = 0
@@ -53,16 +52,29 @@ class OpenRun:
         """Whether all steps are taken."""
         return self.step == self.config.run.steps
 
+    def agree(self) -> None:
+        """Learn what determines the run's numbers, which must be the same on all ranks.
+
+        Raises:
+            ConfigError: it differs, or the command or the software does.
+        """
+        parts = self.config, self.recipe, self.backend, self.corpus
+        self.identity = identity(*parts, self.ranks.world)
+        require_agreement(self.ranks, self.folder.path, self.identity)
+
     def find(self) -> None:
         """Learn what the folder holds of this run, and how far that is; on all ranks, which must see it.
 
         Raises:
+            ConfigError: nothing is there, and ranks would draw different weights.
             CheckpointError: the folder holds another run or a part of this one is missing, a rank does not see it, or
                 it has more steps than this run.
         """
         self.exists, self.step = self.ranks.broadcast(self._found() if self.ranks.first else (False, 0))
         if self.exists:
             require_shared(self.folder.path / "run.json", self.ranks)
+        if not self.step and self.config.run.init_from is None:
+            require_same_draws(self.ranks)
         if self.step > (steps := self.config.run.steps):
             raise CheckpointError(
                 f"the run in {self.folder.path} is at step {self.step} already, beyond run.steps = {steps}; "

@@ -13,8 +13,8 @@ from mxref_training.config import TrainConfig
 from mxref_training.data.preview import require_readable
 from mxref_training.device import choose_device, memory_limit
 from mxref_training.distributed import sharded
+from mxref_training.distributed.layout import check_layout
 from mxref_training.distributed.ranks import SOLE, Ranks
-from mxref_training.distributed.share import check_layout
 from mxref_training.forecast import require_memory
 from mxref_training.model import llama, pretrained
 from mxref_training.parallel import Axes

@@ -17,6 +17,7 @@ from typing import Any
 
 from mxref.tomlio import dumps
 from mxref_training.checkpoint import CheckpointStore
+from mxref_training.distributed.connect import restarted
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.durable import clean, explained, locked, make_folder, remove, replace_text, sync
 from mxref_training.environment import differences
@@ -29,7 +30,7 @@ _FAMILY = "mxref.run."
 _DELETED = ".run.json.deleted"
 """`run.json` gets this name before a run is deleted. If the name is found, the deletion has to be completed."""
 _LOCK = "run.lock"
-LEASE = 120.0
+_LEASE = 120.0
 """Seconds after which servers of NFSv4 release the locks of a host that is down; 90 in Linux by default."""
 _OWN = (
     "config.toml", "recipe.toml", "metrics.jsonl", "timing.jsonl", "telemetry.jsonl", "spikes.jsonl", "tensorboard",
@@ -64,11 +65,10 @@ class RunFolder:
         return CheckpointStore(self.path / "checkpoints", self.keep, self.ranks)
 
     @contextmanager
-    def alone(self, patience: float = 0.0) -> Iterator[None]:
+    def alone(self) -> Iterator[None]:
         """Lock the folder, made if it is missing, and remove what killed processes left.
 
-        Args:
-            patience: seconds to wait for the lock.
+        Ranks that `torchrun` started again wait for the lock of a host that went down.
 
         Raises:
             ConfigError: another process trains there, or the folder holds files that belong to no run.
@@ -88,6 +88,7 @@ class RunFolder:
             with ExitStack() as held:
                 with self._explained():
                     make_folder(self.path)
+                    patience = _LEASE if restarted() else 0.0
                     held.enter_context(locked(self.path / _LOCK, busy, patience))
                     wait_for_writers(self.store.folder)
                     for name in _OWN:

@@ -8,19 +8,16 @@ from pathlib import Path
 
 from mxref.backend import Backend
 from mxref.recipe import Recipe
-from mxref_training.agreement import require_agreement, require_same_draws
 from mxref_training.config import TrainConfig
 from mxref_training.data import corpus as tokens
-from mxref_training.distributed.connect import restarted
 from mxref_training.distributed.failing import one_error
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.failures import explained
-from mxref_training.identity import identity
 from mxref_training.numerics import fixed_numerics
 from mxref_training.open_run import OpenRun
 from mxref_training.preflight import preflight
 from mxref_training.progress import ProgressSink, default_progress, reporting
-from mxref_training.run_folder import LEASE, RunFolder
+from mxref_training.run_folder import RunFolder
 
 
 @contextmanager
@@ -52,19 +49,16 @@ def begun(
         tokens.check_lengths(config, corpus)
         corpus.tokenizer.check_vocab(config.model.vocab)
         folder = RunFolder(Path(out), config.run.keep, ranks)
-        run = OpenRun(config, recipe, backend, device, corpus, folder, ranks, {}, label, sink)
+        run = OpenRun(config, recipe, backend, device, corpus, folder, ranks, label, sink)
         with (
             fixed_numerics(config, backend, device),
-            folder.alone(LEASE if restarted() else 0.0) if ranks.first else nullcontext(),
+            folder.alone() if ranks.first else nullcontext(),
             explained(run),
         ):
-            run.identity = identity(config, recipe, backend, corpus, ranks.world)
-            require_agreement(ranks, folder.path, run.identity)
+            run.agree()
             if ranks.first and not resume:
                 folder.clear()
             run.find()
             if run.finished:
                 run.settle()
-            elif not run.step and config.run.init_from is None:
-                require_same_draws(ranks)
             yield run

@@ -17,8 +17,8 @@ from mxref_torch import convert
 from mxref_training.config import Recompute, TrainConfig
 from mxref_training.distributed import sharded
 from mxref_training.distributed.connect import connected, started_ranks
+from mxref_training.distributed.layout import check_layout
 from mxref_training.distributed.ranks import Ranks
-from mxref_training.distributed.share import check_layout
 from mxref_training.model.llama import Llama
 from mxref_training.parallel import ParallelConfig
 from training_setup import CONFIG, SR, change, lines, metrics, run

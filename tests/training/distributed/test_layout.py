@@ -14,8 +14,9 @@ from mxref.cli import main
 from mxref.recipe_files import load_recipe
 from mxref.tomlio import to_table
 from mxref_training.config import Compile, load_config
+from mxref_training.distributed.layout import check_layout
 from mxref_training.distributed.ranks import Ranks
-from mxref_training.distributed.share import Share, added, check_layout
+from mxref_training.distributed.share import Share, added
 from mxref_training.errors import ConfigError
 from mxref_training.forecast import memory
 from mxref_training.huggingface.config_json import config_json

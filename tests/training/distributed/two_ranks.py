@@ -24,8 +24,8 @@ from mxref_training.config import TrainConfig
 from mxref_training.distributed import sharded
 from mxref_training.distributed.connect import connected, started_ranks
 from mxref_training.distributed.failing import one_error
+from mxref_training.distributed.layout import check_layout
 from mxref_training.distributed.ranks import Ranks
-from mxref_training.distributed.share import check_layout
 from mxref_training.errors import ConfigError, PeerStopped
 from mxref_training.huggingface.config_json import config_json
 from mxref_training.model.llama import Llama

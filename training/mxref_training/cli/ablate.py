@@ -231,7 +231,8 @@ def ablate(
     from mxref_training.cli.ablate_pages import show_branches, show_forecast
     from mxref_training.config import load_config
     from mxref_training.data.corpus import prepare_corpus
-    from mxref_training.device import choose_device, default_backend, device_name
+    from mxref_training.device import choose_device, default_backend
+    from mxref_training.environment import device_name
     from mxref_training.interrupt import Interrupted
     from mxref_training.lab.branches import branching, run_branches
     from mxref_training.lab.budget import Budget

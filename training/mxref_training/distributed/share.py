@@ -13,14 +13,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from mxref_torch.captured.operations import ALONE as ALONE_TEAM
-from mxref_torch.captured.operations import Survey, Team, last_nonfinite
+from mxref_torch.captured import operations
 from mxref_torch.layer.fp8 import Fp8Scales
-from mxref_training.config import Compile, RunConfig, TrainConfig
+from mxref_training.config import RunConfig
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.distributed.sharded import copies, own_part
-from mxref_training.errors import ConfigError
-from mxref_training.parallel import ONE, Axes, ParallelConfig
+from mxref_training.parallel import ONE, Axes
 
 
 @dataclass(frozen=True)
@@ -66,55 +64,6 @@ class Share:
 
 ALONE = Share()
 """The share of one process: all of the batch."""
-
-
-def check_layout(config: TrainConfig, ranks: int) -> Axes:
-    """Return the axes of a run of so many ranks.
-
-    Raises:
-        ConfigError: the axes do not make that number, a micro-batch does not split into equal parts, or several ranks
-            are to do what one process alone does.
-    """
-    run, axes = config.run, (config.parallel or ParallelConfig()).axes(ranks)
-    if ranks == 1:
-        return axes
-    if run.sequences % axes.data:
-        key = "run.micro_batch" if run.micro_batch else "run.batch"
-        raise ConfigError(
-            f"{key} = {run.sequences} sequences do not split over {axes.data} ranks (parallel.replicate = "
-            f"{axes.replicate} * parallel.shard = {axes.shard}): take a multiple of {axes.data}, or fewer ranks"
-        )
-    for key, size in (
-        ("heads", config.model.heads),
-        ("kv_heads", config.model.kv_heads),
-        ("ffn", config.model.ffn),
-    ):
-        if size % axes.tensor:
-            raise ConfigError(
-                f"model.{key} = {size} does not split over parallel.tensor = {axes.tensor} ranks: take a divisor of "
-                f"{math.gcd(config.model.kv_heads, config.model.ffn)}"
-            )
-    if run.capture and axes.tensor > 1:
-        raise ConfigError(
-            f"run.capture = true with parallel.tensor = {axes.tensor}: ranks that compute a layer together take no "
-            "CUDA graph; set run.capture = false, or parallel.tensor = 1"
-        )
-    if config.parallel and config.parallel.keep_gathered and axes.shard == 1:
-        raise ConfigError(
-            "parallel.keep_gathered = true with parallel.shard = 1: no rank gathers weights; set "
-            "parallel.keep_gathered = false, or parallel.shard = 2 or more"
-        )
-    for key, wanted in (
-        ("run.compile = 'model'", run.compile is Compile.MODEL),
-        ("run.shadow", bool(run.shadow)),
-        ("run.telemetry_every", bool(run.telemetry_every)),
-    ):
-        if wanted:
-            raise ConfigError(
-                f"{key} works in one process only, and there are {ranks} ranks: switch it off"
-                + (", or take run.compile = 'block'" if "compile" in key else "")
-            )
-    return axes
 
 
 def added(values: Iterable[float]) -> float:
@@ -302,7 +251,7 @@ class SplitAdamW(torch.optim.AdamW):
         return state
 
 
-class RankTeam(Team):
+class RankTeam(operations.Team):
     """The ranks of a run, each with its share of the batch."""
 
     def __init__(self, share: Share, replicas: Replicas | None) -> None:
@@ -323,11 +272,14 @@ class RankTeam(Team):
         with self._replicas.adding(last):
             yield
 
-    def survey(self, losses: Tensor, gradients: list[Tensor], exceeded: Tensor) -> Survey:
+    def survey(self, losses: Tensor, gradients: list[Tensor], exceeded: Tensor) -> operations.Survey:
         """Return the outcome of the step over all ranks, with the norm as `clip_split_gradients` computes it."""
         norms, square = own_norms(gradients, self._share.ranks)
         own = torch.cat(
-            [losses.double(), torch.stack([square, last_nonfinite(norms).double(), exceeded.double()])]
+            [
+                losses.double(),
+                torch.stack([square, operations.last_nonfinite(norms).double(), exceeded.double()]),
+            ]
         )
         rows = rows_of(own, self._share)
         squares, last, any_exceeded = rows[:, -3], rows[:, -2], rows[:, -1]
@@ -335,7 +287,7 @@ class RankTeam(Team):
         for other in squares[1:]:  # from left to right, as on the host
             total = total + other
         every = rows[:: self._share.axes.tensor, :-3].t().flatten().float()
-        return Survey(every, total.sqrt().float().double(), last.max(), any_exceeded.any())
+        return operations.Survey(every, total.sqrt().float().double(), last.max(), any_exceeded.any())
 
     def share_scales(self, model: nn.Module) -> None:
         """Set FP8's history on every rank to the largest magnitudes of all ranks."""
@@ -350,8 +302,8 @@ def rows_of(own: Tensor, share: Share) -> Tensor:
     return rows
 
 
-def team_of(share: Share, model: nn.Module) -> Team:
+def team_of(share: Share, model: nn.Module) -> operations.Team:
     """Return the ranks that train a model together."""
     if not share.ranks.several:
-        return ALONE_TEAM
+        return operations.ALONE
     return RankTeam(share, Replicas(list(model.parameters())) if share.axes.whole else None)

@@ -15,7 +15,7 @@ from mxref_training.lab.costs import Costs, Rate, cost_class
 from mxref_training.lab.fingerprint import DESIGN
 from mxref_training.lab.result_file import Record
 from mxref_training.lab.runner import Runner
-from mxref_training.log import read_lines
+from mxref_training.log_files import read_lines
 
 STEPS = 16
 """Optimizer steps of a calibration. The second half is timed: the first one compiles and captures."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from mxref_training.durable import explained, file_sha256, make_folder, replace_text
 from mxref_training.errors import ConfigError
-from mxref_training.log import read_lines
+from mxref_training.log_files import read_lines
 
 NAME = "result.json"
 FORMAT = "mxref-result/1"

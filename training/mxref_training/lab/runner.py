@@ -15,7 +15,7 @@ from mxref_training.lab import result_file
 from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.last_checkpoint import evaluate_last
 from mxref_training.lab.result_file import Record, read_json
-from mxref_training.log import read_lines
+from mxref_training.log_files import read_lines
 
 if TYPE_CHECKING:
     from mxref_training.log import TrainResult

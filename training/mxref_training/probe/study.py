@@ -8,8 +8,8 @@ from typing import Any
 import mxref
 from mxref.backend import Backend
 from mxref.tomlio import to_table
-from mxref_training.device import choose_device, device_name
-from mxref_training.environment import environment
+from mxref_training.device import choose_device
+from mxref_training.environment import device_name, environment
 from mxref_training.failures import known_errors
 from mxref_training.probe.arms import NamedRecipe
 from mxref_training.probe.batch import Batch, Shape, corpus_of, make_batch

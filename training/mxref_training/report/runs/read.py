@@ -12,7 +12,7 @@ from mxref.errors import FileFormatError, MxrefError
 from mxref.recipe import Recipe
 from mxref.recipe_files import load_recipe
 from mxref.tomlio import read_toml
-from mxref_training.log import read_lines
+from mxref_training.log_files import read_lines
 from mxref_training.run_folder import read_record
 
 Line = dict[str, Any]
