@@ -5,7 +5,7 @@ Products are measured on a corner of `CORNER` rows of both operands, along their
 Beside the variance by contraction length stand bounds. Tseng et al. (arXiv 2502.20586, theorem 3.2) state, for vectors
 of length b and the largest gap D between representable values, O(b D^4 |A|inf |B|inf) without a transform. With a
 random Hadamard transform they state, with probability (1 - eps)^2, O(D^4 |A| |B| log(2b/eps)). The bounds here grow
-with b in the same way. Their norms are squared, as a variance is, and `docs/how-to/probe.rst` has their constants.
+with b in the same way. Their norms are squared, as a variance is, and the functions have their constants.
 """
 
 from __future__ import annotations
