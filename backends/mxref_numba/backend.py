@@ -1,8 +1,13 @@
-"""The backend: what it declares, and the kernels behind its operations."""
+"""The backend: what it declares, and the kernels behind its operations.
+
+Kernels without vectors serve any CPU; each operation has faster ones where `path` finds the instructions for them. All
+give the bits of the reference.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,24 +15,20 @@ from numpy.typing import NDArray
 
 from mxref.backend import Backend
 from mxref.capabilities import Capabilities, every_gemm
-from mxref.formats import BLOCK_FORMATS
+from mxref.formats import BLOCK_FORMATS, BlockFormat
 from mxref.mxarray import MXArray
+from mxref.placement import Placement
 from mxref.plan import QuantPlan
-from mxref.recipe import GemmProfile
+from mxref.recipe import GemmProfile, OperandSpec
 from mxref.steps.hadamard import Rotation
-from mxref_numba.compiled import running
+from mxref.steps.random import Stream
 from mxref_numba.gemm.profiles import MAX_BOUNDED_SCALE, prepare, scaled_gemm
 from mxref_numba.path import KernelPath, choose
-from mxref_numba.scalar.dequantize import dequantize
-from mxref_numba.scalar.quantize import quantize_planned
-from mxref_numba.scalar.transform import hadamard
-from mxref_numba.vector.dequantize import dequantize as dequantize_vector
-from mxref_numba.vector.quantize import Quantized
-from mxref_numba.vector.quantize import quantize_dual as quantize_dual_vector
-from mxref_numba.vector.quantize import quantize_planned as quantize_vector
-from mxref_numba.vector.staging import hadamard as hadamard_vector
+from mxref_numba.scalar import decoder as plain_decoder
+from mxref_numba.scalar import encoder, panels
+from mxref_numba.threads import running
+from mxref_numba.vector import decoder, staging, units
 from mxref_numba.vector.target import TARGETS
-from mxref_numba.warmup import warm_up
 
 _FORMATS = frozenset(BLOCK_FORMATS.values())
 
@@ -64,30 +65,77 @@ class NumbaBackend(Backend):
         return f"{self.path} kernels ({self._why}), {running()}"
 
     def warm_up(self) -> Iterator[tuple[str, float]]:
-        """Compile every kernel, or find it in the cache, by running every operation in every format on small arrays."""
-        return warm_up(self)
+        """Run every operation in every format on small arrays, so that each kernel is compiled or found in the cache.
+
+        Kernels take numbers and addresses, so they are compiled for no shape, type or layout of an array, and what a
+        plan asks for is read when they run. One specification of each format therefore reaches all of them.
+
+        Yields:
+            The name of an operation, and the wall seconds that it took.
+        """
+        formats = sorted(self.capabilities.formats, key=str)
+        small = np.linspace(-2, 2, 32 * 96, dtype=np.float32).reshape(32, 96)
+        for operation, run in self._operations(small, formats).items():
+            start = time.perf_counter()
+            run()
+            yield operation, time.perf_counter() - start
+        start = time.perf_counter()
+        for run in self._operations(np.ones((256, 512), np.float32), formats[:1]).values():
+            run()  # large enough for two threads
+        yield "on threads", time.perf_counter() - start
+
+    def _operations(
+        self, x: NDArray[np.float32], formats: Sequence[BlockFormat]
+    ) -> dict[str, Callable[[], object]]:
+        """Return every operation in some formats, to be run in this order."""
+        place, capabilities = Placement(Stream(seed=1)), self.capabilities
+        specs = {each: OperandSpec(format=each) for each in formats}
+        quantized: dict[BlockFormat, MXArray] = {}
+
+        def quantize() -> None:
+            for each, spec in specs.items():
+                quantized[each] = self.quantize(x, spec, placement=place)
+
+        def multiply() -> None:
+            for profile, a, b in sorted(capabilities.gemms, key=lambda gemm: tuple(map(str, gemm))):
+                if a in quantized and b in quantized:
+                    right = self.prepare(quantized[b], profile=profile)
+                    self.scaled_gemm(quantized[a], right, profile=profile)
+
+        return {
+            "quantize": quantize,
+            "quantize_dual": lambda: [
+                self.quantize_dual(x, (spec, spec), placements=(place, place)) for spec in specs.values()
+            ],
+            "fake_quantize": lambda: [
+                self.fake_quantize(x, spec, placement=place) for spec in specs.values()
+            ],
+            "dequantize": lambda: [self.dequantize(q) for q in quantized.values()],
+            "hadamard": lambda: self.hadamard(x, min(capabilities.hadamard_sizes), 1),
+            "scaled_gemm": multiply,
+        }
 
     def _quantize(self, x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         if self._target:
-            return quantize_vector(x, plan, self._target)
-        return quantize_planned(x, plan)
+            return units.quantize_planned(x, plan, self._target)
+        return encoder.quantize_planned(x, plan)
 
     def _quantize_dual(
         self, x: NDArray[Any], row: QuantPlan, column: QuantPlan
-    ) -> tuple[Quantized, Quantized]:
+    ) -> tuple[units.Quantized, units.Quantized]:
         if self._target:
-            return quantize_dual_vector(x, row, column, self._target)
+            return units.quantize_dual(x, row, column, self._target)
         return super()._quantize_dual(x, row, column)
 
     def _dequantize(self, q: MXArray, dtype: str) -> NDArray[Any]:
         if self._target:
-            return dequantize_vector(q, dtype, self._target)
-        return dequantize(q, dtype)
+            return decoder.dequantize(q, dtype, self._target)
+        return plain_decoder.dequantize(q, dtype)
 
     def _hadamard(self, x: NDArray[Any], rotation: Rotation, axis: int) -> NDArray[np.float32]:
         if self._target:
-            return hadamard_vector(x, rotation, axis, self._target)
-        return hadamard(x, rotation, axis)
+            return staging.hadamard(x, rotation, axis, self._target)
+        return panels.hadamard(x, rotation, axis)
 
     def _scaled_gemm(self, a: MXArray, b: MXArray, profile: GemmProfile, out_dtype: str) -> NDArray[Any]:
         return scaled_gemm(a, b, profile, out_dtype, self.path)

@@ -41,7 +41,7 @@ backend.hadamard(x, 16)
 mark("first hadamard")
 backend.scaled_gemm(q, q)
 mark("first scaled_gemm")
-from mxref_numba.compiled import KERNELS
+from mxref_numba.kernels import KERNELS
 compiled = sum(sum(k.stats.cache_misses.values()) for k in KERNELS)
 print(json.dumps({"compiled": compiled, "ms": {
     name: 1e3 * (end - start) for (_, start), (name, end) in zip(marks, marks[1:])}}))

@@ -280,7 +280,7 @@ def test_no_two_classes_share_a_name():
 
 LOW = {  # a module of the lowest rooms, a module of a high room, and a name of the package's `__init__`
     "mxref": ("mxref.steps.scale", "mxref.cli", "quantize"),
-    "mxref_numba": ("mxref_numba.elements", "mxref_numba.backend", "NumbaBackend"),
+    "mxref_numba": ("mxref_numba.grids", "mxref_numba.backend", "NumbaBackend"),
     "mxref_triton": ("mxref_triton.lane.scale", "mxref_triton.backend", "TritonBackend"),
     "mxref_torch": ("mxref_torch.names", "mxref_torch.captured.step", "convert"),
     "mxref_training": ("mxref_training.durable", "mxref_training.trainer", "main"),

@@ -4,7 +4,7 @@
 fit the inner cache. All of A is multiplied by one range of B before the next range begins.
 
 A tile is computed from a panel of A and one of B. The dots of a block stay in registers, and with enough of these the
-sums do over all blocks; each group of a row of A is broadcast from memory. The sum of the two scale words is the bits
+sums do over all blocks; each group of a row of A is broadcast from buffers. The sum of the two scale words is the bits
 of 2^(eA + eB - 2), so that one fused multiply-add per vector takes the dot into the sum and rounds once, as the
 definition of `ordered` does. Where such a power is not a normal float32, float64 does the same.
 """
@@ -24,8 +24,7 @@ from numba.core import types
 from numpy.typing import NDArray
 
 from mxref.mxarray import MXArray
-from mxref_numba import compiled, memory
-from mxref_numba.compiled import kernel, share
+from mxref_numba import buffers
 from mxref_numba.gemm.packed_panels import (
     GROUPS,
     HIGHEST_SUM,
@@ -38,7 +37,8 @@ from mxref_numba.gemm.packed_panels import (
     same,
     tiling_of,
 )
-from mxref_numba.native import address_of, bytes_at, fields_at, run_native
+from mxref_numba.kernels import address_of, bytes_at, fields_at, kernel, share
+from mxref_numba.threads import run_native, worker_count
 from mxref_numba.vector.lanes import F32, I16, I32, I64, Lanes, constant, load, named, splat, vector_code
 from mxref_numba.vector.target import Target, VectorNative, copy_bytes, target_of
 
@@ -336,7 +336,7 @@ def packed(target: Target, q: MXArray, *, is_right: bool) -> NDArray[np.uint8]:
     t = tiling_of(target)
     height, step, record = (t.columns, t.lanes, t.right_record) if is_right else (t.rows, 1, t.left_record)
     panels = -(-rows // height)
-    out = memory.empty((panels * (blocks * record + 3 * height),), np.uint8)
+    out = buffers.empty((panels * (blocks * record + 3 * height),), np.uint8)
     job = _Packing(
         is_right=is_right, codes=address_of(codes), code_pitch=codes.strides[0], scales=address_of(scales),
         scale_pitch=scales.strides[0], rows=rows, blocks=blocks, records=address_of(out), panels=panels,
@@ -357,11 +357,11 @@ def multiply_packed(
     """Write the product of packed operands, times `factor`, into `out` [M, N], contiguous; NaN rows are not marked."""
     (m, n), t = out.shape, tiling_of(target)
     work = m * n * blocks * _K // _PRODUCTS_PER_ELEMENT
-    workers, down = compiled.worker_count(work), -(-m // t.rows)
+    workers, down = worker_count(work), -(-m // t.rows)
     left_size, right_size = blocks * t.left_record, blocks * t.right_record
     group = max(1, min(_GROUP_BYTES // left_size, -(-down // workers)))
     reach = max(1, _RANGE_BYTES // right_size)
-    # If only whole tiles can be written, tiles at the edges of C go through scratch memory.
+    # If only whole tiles can be written, tiles at the edges of C go through scratch buffers.
     spare = np.empty(0 if t.masks else workers * t.rows * t.columns * out.itemsize, np.uint8)
     job = _Product(
         left=address_of(left), right=address_of(right), blocks=blocks, group=group, reach=reach, factor=factor,

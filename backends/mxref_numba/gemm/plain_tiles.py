@@ -35,12 +35,25 @@ from numpy.typing import NDArray
 
 from mxref.formats import CANONICAL_NAN, E8M0, BlockFormat, ElementFormat
 from mxref.mxarray import MXArray
-from mxref_numba import compiled, memory
-from mxref_numba.compiled import bits_of, float_of, kernel, share
-from mxref_numba.elements import decoded, held_bits
-from mxref_numba.native import Native, address_of, bytes_at, fields_at, floats_at, pointer_to, run_native
-from mxref_numba.scalar.dequantize import code_rows
-from mxref_numba.scalar.scale import NAN_CODE
+from mxref_numba import buffers
+from mxref_numba.grids import NAN_CODE, decoded, held_bits
+from mxref_numba.held_codes import code_rows
+from mxref_numba.kernels import (
+    Native,
+    address_of,
+    bits_of,
+    bytes_at,
+    doubles_at,
+    fields_at,
+    float_of,
+    floats_at,
+    halves_at,
+    kernel,
+    pointer_to,
+    share,
+    unsigned_at,
+)
+from mxref_numba.threads import run_native, scratch
 
 _K = 32
 _TURNED_ROWS = 64
@@ -86,9 +99,7 @@ def _tiling(rows: int, columns: int, pitch: int, item: int, products_per_element
 _NARROW, _WIDE = _tiling(128, 256, 272, 4, 32), _tiling(64, 128, 136, 8, 16)
 _SCRATCH = max(_NARROW.size, _WIDE.size)
 
-_doubles_at, _integers_at, _halves_at, _words_at = map(
-    pointer_to, (types.float64, types.uint64, types.uint16, types.uint32)
-)
+_integers_at = pointer_to(types.uint64)
 
 
 # ---- operands ----
@@ -209,15 +220,15 @@ def decoded_operand(q: MXArray, *, turn: bool) -> DecodedOperand:
     """Return an operand of at least one row and one block, decoded for the right side of the product if `turn`."""
     codes, scales = code_rows(q)
     rows, blocks = scales.shape
-    values = memory.empty((q.length, rows) if turn else (rows, q.length), np.float32)
+    values = buffers.empty((q.length, rows) if turn else (rows, q.length), np.float32)
     found = np.empty((2, blocks, rows), np.uint8)
     element, work = q.format.element, rows * q.length
-    room = np.empty(compiled.worker_count(work) * _ROOM, np.uint8)
+    _memory, room = scratch(work, _ROOM)
     table, integers = _table(element), _integers(element)
     job = _Decoding(
         codes=address_of(codes), scales=address_of(scales), rows=rows, blocks=blocks, bits=held_bits(element),
         turn=turn, table=address_of(table), integers=address_of(integers), values=address_of(values),
-        found=address_of(found), room=address_of(room),
+        found=address_of(found), room=room,
     )  # fmt: skip
     run_native(_decode_share, job, work)
     return DecodedOperand(values, found)
@@ -385,7 +396,7 @@ def _bfloat16_bits(bits):
 @kernel(inline="always")
 def _store(sums, row, column, height, width, job):
     """Store sums[:height, :width] times the factor as a tile of C, float32 or bfloat16."""
-    wide, narrow = carray(_words_at(job.out), (job.m, job.n)), carray(_halves_at(job.out), (job.m, job.n))
+    wide, narrow = carray(unsigned_at(job.out), (job.m, job.n)), carray(halves_at(job.out), (job.m, job.n))
     top, left, factor, item = np.uint64(row), np.uint64(column), job.factor, job.item
     for r in range(np.uint64(height)):
         for c in range(np.uint64(width)):
@@ -476,7 +487,7 @@ def _fits(job):
 
 
 _multiply_narrow = _multiplier(_NARROW, floats_at, _narrow_power, _add_narrow)
-_multiply_wide = _multiplier(_WIDE, _doubles_at, _wide_power, _add_wide)
+_multiply_wide = _multiplier(_WIDE, doubles_at, _wide_power, _add_wide)
 
 
 @Native
@@ -502,11 +513,11 @@ def multiply(
     """
     left, pair = decoded_operand(a, turn=False), _pair(a.format.element, format_b.element)
     work = out.size * a.length // (_NARROW if pair.lowest <= pair.highest else _WIDE).products_per_element
-    scratch = np.empty(compiled.worker_count(work) * _SCRATCH + memory.LINE, np.uint8)
+    _memory, room = scratch(work, _SCRATCH)
     m, n = out.shape
     job = _Product(
         a_values=address_of(left.values), a_found=address_of(left.found), b_values=address_of(right.values),
         b_found=address_of(right.found), m=m, n=n, blocks=len(left.found[0]), pair=pair, factor=factor,
-        out=address_of(out), item=out.itemsize, scratch=memory.aligned(scratch),
+        out=address_of(out), item=out.itemsize, scratch=room,
     )  # fmt: skip
     run_native(_multiply_share, job, work)

@@ -18,10 +18,10 @@ from mxref.formats import CANONICAL_NAN, E8M0, MXFP4, BlockFormat
 from mxref.gemm import prescale_product
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.recipe import GemmProfile
-from mxref_numba import memory
+from mxref_numba import buffers
 from mxref_numba.gemm import packed_tiles, plain_tiles
 from mxref_numba.path import KernelPath
-from mxref_numba.scalar.dequantize import dequantize
+from mxref_numba.scalar.decoder import dequantize
 from mxref_numba.vector.target import TARGETS
 
 MAX_BOUNDED_SCALE = 252
@@ -64,7 +64,7 @@ def scaled_gemm(
         _check_bounded("A", a)
         _check_bounded("B", b)
     m, n = a.scales.shape[0], b.scales.shape[0]
-    out = memory.empty((m, n), np.float32 if out_dtype == "float32" else ml_dtypes.bfloat16)
+    out = buffers.empty((m, n), np.float32 if out_dtype == "float32" else ml_dtypes.bfloat16)
     if not (out.size and a.length):
         out[...] = 0
         return out

@@ -1,9 +1,8 @@
-"""Reading inputs of any type and strides, panel by panel, as float32, without a copy of the whole.
+"""Inputs of any type and strides, panel by panel as float32, without a copy of the whole; and their transform there.
 
-Kernels get an address and two strides, not an array: Numba compiles anew for every type, layout and
-mutability of an array, and knows no bfloat16. Values are moved as integers, which keeps every NaN.
-A panel is small enough for the first-level cache, so an input whose rows are far apart (a transposed
-one, say) is read along its own lines and turned inside the panel.
+A panel is small enough for the first-level cache, so an input whose rows are far apart (a transposed one, say) is read
+along its own lines and turned inside the panel. Values are moved as integers, which keeps every NaN. The Hadamard
+transform has the reference's float32 operations in the reference's order: the bits depend on it.
 """
 
 # Kernels have no annotations: Numba infers their types.
@@ -11,82 +10,41 @@ one, say) is read along its own lines and turned inside the panel.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import carray  # type: ignore[attr-defined]
-from numba.core import types
 from numpy.typing import NDArray
 
-from mxref.plan import dtype_name
-from mxref_numba.compiled import bits_of, float_of, kernel
-from mxref_numba.native import pointer_to
+from mxref.steps.hadamard import Rotation
+from mxref_numba.kernels import (
+    Native,
+    address_of,
+    bits_of,
+    fields_at,
+    float_of,
+    floats_at,
+    halves_at,
+    kernel,
+    share,
+    unsigned_at,
+)
+from mxref_numba.quantize_job import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    WIDTH,
+    HadamardNumbers,
+    Strides,
+    matrices,
+    transform_of,
+)
+from mxref_numba.threads import run_native, scratch
 
 HEIGHT = 32
 """Rows of a panel: those of a 32x32 tile."""
-WIDTH = 256
-"""Columns of a panel: a multiple of 32 and of every Hadamard size."""
-
-FLOAT32, BFLOAT16, FLOAT16 = range(3)
-
-_KINDS = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
+PANEL_BYTES = 4 * HEIGHT * WIDTH
 _HALF_REBIAS = np.float32(2.0**112)
-
-
-class Strides(NamedTuple):
-    """Where the elements of a matrix lie."""
-
-    address: int
-    row_step: int
-    """Bytes between rows."""
-    column_step: int
-    """Bytes between columns."""
-    columns: int
-    kind: int
-    """Type of an element."""
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """A two-dimensional piece of an input, block axis last, whose memory the input keeps alive."""
-
-    first_row: int
-    """Index of its first row in the whole."""
-    rows: int
-    layout: Strides
-
-
-def matrices(x: NDArray[Any], axis: int) -> Iterator[Matrix]:
-    """Yield an array with `axis` moved last as matrices: one if the strides of its rows allow, else several.
-
-    Args:
-        x: float32, bfloat16 or float16, any shape and strides; the caller keeps it.
-        axis: not negative.
-    """
-    if x.size == 0:
-        return
-    shape, strides = (
-        (*of_axes[:axis], *of_axes[axis + 1 :], of_axes[axis]) for of_axes in (x.shape, x.strides)
-    )
-    rows, step, leading = 1, 0, x.ndim - 1
-    while leading > 0:
-        length, stride = shape[leading - 1], strides[leading - 1]
-        if length > 1:
-            if rows > 1 and stride != step * rows:
-                break
-            step = step if rows > 1 else stride
-            rows *= length
-        leading -= 1
-    address, kind = x.__array_interface__["data"][0], _KINDS[dtype_name(x)]
-    # `ndindex` is slow, and most inputs are one matrix.
-    for i, index in enumerate(np.ndindex(shape[:leading]) if leading else [()]):
-        start = address + sum(j * stride for j, stride in zip(index, strides, strict=False))
-        yield Matrix(i * rows, rows, Strides(start, step, strides[-1], shape[-1], kind))
-
-
-unsigned_at = pointer_to(types.uint32)
 
 
 def _gather(elements_at: Any, size: int) -> Any:
@@ -115,7 +73,7 @@ def _gather(elements_at: Any, size: int) -> Any:
     return gather
 
 
-_gather_words, _gather_halves = _gather(unsigned_at, 4), _gather(pointer_to(types.uint16), 2)
+_gather_words, _gather_halves = _gather(unsigned_at, 4), _gather(halves_at, 2)
 
 
 @kernel
@@ -148,3 +106,103 @@ def load_panel(layout, row, column, height, width, bits):
             bits[r, c] = np.uint32(0)
     if kind == FLOAT16:
         _widen_float16(bits, height, width)
+
+
+@kernel
+def _first_stages(y, width, n):
+    # Neighbours first, in registers: n = 2 needs h = 1; n = 4 needs 1, 2; larger n take 1, 2, 4 here.
+    if n == 2:
+        for i in range(0, width, 2):
+            a, b = y[i], y[i + 1]
+            y[i], y[i + 1] = a + b, a - b
+    elif n == 4:
+        for i in range(0, width, 4):
+            a, b, c, d = y[i], y[i + 1], y[i + 2], y[i + 3]
+            a, b, c, d = a + b, a - b, c + d, c - d
+            y[i], y[i + 1], y[i + 2], y[i + 3] = a + c, b + d, a - c, b - d
+    else:
+        for i in range(0, width, 8):
+            a, b, c, d = y[i], y[i + 1], y[i + 2], y[i + 3]
+            e, f, g, h = y[i + 4], y[i + 5], y[i + 6], y[i + 7]
+            a, b, c, d = a + b, a - b, c + d, c - d
+            e, f, g, h = e + f, e - f, g + h, g - h
+            a, b, c, d = a + c, b + d, a - c, b - d
+            e, f, g, h = e + g, f + h, e - g, f - h
+            y[i], y[i + 1], y[i + 2], y[i + 3] = a + e, b + f, c + g, d + h
+            y[i + 4], y[i + 5], y[i + 6], y[i + 7] = a - e, b - f, c - g, d - h
+
+
+@kernel
+def transform_row(y, width, n, signs, factor):
+    """Transform y[:width], float32, in place, in groups of n that divide `width`."""
+    for i in range(width):
+        y[i] = y[i] * signs[i]
+    _first_stages(y, width, n)
+    h = 8
+    while h < n:
+        for base in range(0, width, 2 * h):
+            low, high = np.uint64(base), np.uint64(base + h)
+            for j in range(np.uint64(h)):
+                s, t = y[low + j], y[high + j]
+                y[low + j] = s + t
+                y[high + j] = s - t
+        h *= 2
+    for i in range(width):
+        y[i] = y[i] * factor
+
+
+class _Transformation(NamedTuple):
+    layout: Strides
+    transform: HadamardNumbers
+    out: int
+    rows: int
+    length: int
+    panels: int
+
+
+_transformation_at = fields_at(_Transformation)
+
+
+@Native
+def _transform_share(arguments, worker, workers):
+    job = _transformation_at(arguments)
+    rows, length, (n, signs_at, factor) = job.rows, job.length, job.transform
+    signs, out = carray(floats_at(signs_at), (WIDTH,)), carray(floats_at(job.out), (rows, length))
+    panel_at = job.panels + worker * PANEL_BYTES
+    panel, bits = carray(floats_at(panel_at), (HEIGHT, WIDTH)), carray(unsigned_at(panel_at), (HEIGHT, WIDTH))
+    across = -(-length // WIDTH)
+    begin, end = share(-(-rows // HEIGHT) * across, worker, workers)
+    for task in range(begin, end):
+        row, column = task // across * HEIGHT, task % across * WIDTH
+        height, width = min(HEIGHT, rows - row), min(WIDTH, length - column)
+        load_panel(job.layout, row, column, height, width, bits)
+        for r in range(height):
+            y = panel[r]
+            transform_row(y, width, n, signs, factor)
+            line, left = out[row + r], np.uint64(column)
+            for c in range(np.uint64(width)):
+                line[left + c] = y[c]
+
+
+def hadamard(x: NDArray[Any], rotation: Rotation, axis: int) -> NDArray[np.float32]:
+    """Return x with each group of n elements along `axis` multiplied by d and H_n.
+
+    Args:
+        x: float32, bfloat16 or float16, any shape and strides; the axis length is a multiple of n.
+        rotation: size and signs.
+        axis: not negative.
+
+    Returns:
+        float32 in the shape of x; in memory the transformed axis is the last.
+    """
+    out = np.empty((*x.shape[:axis], *x.shape[axis + 1 :], x.shape[axis]), np.float32)
+    transform, _signs = transform_of(rotation)  # whose address the transform holds
+    for m in matrices(x, axis):
+        length = out.shape[-1]
+        _panels, panels = scratch(m.rows * length, PANEL_BYTES)
+        job = _Transformation(
+            layout=m.layout, transform=transform, out=address_of(out) + out.itemsize * m.first_row * length,
+            rows=m.rows, length=length, panels=panels,
+        )  # fmt: skip
+        run_native(_transform_share, job, m.rows * length)
+    return np.moveaxis(out, -1, axis)

@@ -21,14 +21,16 @@ from llvmlite import ir
 from numba import carray  # type: ignore[attr-defined]
 from numba.core import types
 
-from mxref_numba.native import numbers_at, words_at
-from mxref_numba.scalar.panels import FLOAT32
-from mxref_numba.vector.jobs import COLUMN_LINES, job_at
+from mxref_numba.kernels import numbers_at, words_at
+from mxref_numba.quantize_job import FLOAT32, job_at
+from mxref_numba.vector.block_lanes import TOP_VALUE, round_even, scale_codes
+from mxref_numba.vector.flows import COLUMN_LINES
 from mxref_numba.vector.lanes import (
     F32,
     I8,
     I32,
     I64,
+    MAGNITUDE,
     Lanes,
     broadcast,
     constant,
@@ -37,11 +39,8 @@ from mxref_numba.vector.lanes import (
     splat,
     vector_code,
 )
-from mxref_numba.vector.rounding import TOP_VALUE, round_even
-from mxref_numba.vector.scale import MAGNITUDE, scale_codes
-from mxref_numba.vector.staging import butterflies
+from mxref_numba.vector.staging import VectorLoad, bfloat16, butterflies, float32, transposed
 from mxref_numba.vector.target import VectorNative, lanes_of, step_length
-from mxref_numba.vector.turn import VectorLoad, bfloat16, float32, transposed
 
 _BLOCK = 32
 _GROUP = 16

@@ -28,15 +28,26 @@ from numba import carray  # type: ignore[attr-defined]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from mxref_numba.compiled import kernel
-from mxref_numba.native import numbers_at
-from mxref_numba.vector.jobs import CONSTANT, EVEN, RANDOM_16, RANDOM_32, asked_ahead, job_at
+from mxref_numba.kernels import kernel, numbers_at
+from mxref_numba.quantize_job import CONSTANT, EVEN, RANDOM_16, RANDOM_32, job_at
+from mxref_numba.vector.block_lanes import (
+    TOP_VALUE,
+    GridLanes,
+    largest,
+    random_vectors,
+    round_by,
+    round_even,
+    scale_codes,
+    store_codes,
+)
+from mxref_numba.vector.flows import asked_ahead
 from mxref_numba.vector.lanes import (
     F32,
     I8,
     I16,
     I32,
     I64,
+    MAGNITUDE,
     Lanes,
     broadcast,
     constant,
@@ -45,9 +56,6 @@ from mxref_numba.vector.lanes import (
     splat,
     vector_code,
 )
-from mxref_numba.vector.philox import random_vectors
-from mxref_numba.vector.rounding import TOP_VALUE, GridLanes, round_by, round_even
-from mxref_numba.vector.scale import MAGNITUDE, largest, scale_codes, store_codes
 from mxref_numba.vector.target import VectorNative, lanes_of, step_length, target_of
 
 LONGEST_STEP = 128

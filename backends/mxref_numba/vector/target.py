@@ -27,15 +27,14 @@ from numba.core.compiler import Compiler
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from mxref_numba.compiled import kernel
-from mxref_numba.native import Native, bytes_at
+from mxref_numba.kernels import Native, bytes_at, kernel
 from mxref_numba.path import KernelPath
 from mxref_numba.vector.lanes import I64, Avx2, Avx512, Instructions, vector_code
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Target:
-    """A set of vector instructions."""
+    """A set of vector instructions; what is kept for it is found by its identity."""
 
     path: str
     """The path whose kernels are compiled for it."""

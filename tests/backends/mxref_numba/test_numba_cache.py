@@ -13,14 +13,14 @@ import pytest
 
 pytest.importorskip("numba")
 
-from mxref_numba import cache
-from mxref_numba.compiled import KERNELS
+from mxref_numba import kernel_cache
+from mxref_numba.kernels import KERNELS
 from places import ROOT
 
-PACKAGE = Path(cache.__file__).parent
+PACKAGE = Path(kernel_cache.__file__).parent
 
 INNER = """
-from mxref_numba.compiled import kernel
+from mxref_numba.kernels import kernel
 LIMIT = 3
 
 @kernel
@@ -28,7 +28,7 @@ def limited(v):
     return min(v, LIMIT)
 """
 OUTER = """
-from mxref_numba.compiled import kernel
+from mxref_numba.kernels import kernel
 from mxref_numba.inner import limited
 
 @kernel(no_cpython_wrapper=False)
@@ -211,7 +211,7 @@ def test_a_package_that_others_can_write_caches_in_the_users_folder(compiled: Pa
 
 
 def test_a_kernel_that_others_can_write_is_compiled_anew(tmp_path: Path) -> None:
-    files = cache._KernelFiles(tmp_path, "kernel")
+    files = kernel_cache._KernelFiles(tmp_path, "kernel")
     files.save("key", "value")
     assert files.load("key") == "value"
     (file,) = tmp_path.iterdir()
@@ -225,7 +225,7 @@ def test_a_full_disk_is_a_warning_and_leaves_nothing(tmp_path: Path, monkeypatch
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    files = cache._KernelFiles(tmp_path, "kernel")
+    files = kernel_cache._KernelFiles(tmp_path, "kernel")
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", full)
         with pytest.warns(RuntimeWarning, match="No space left"):
@@ -239,12 +239,10 @@ def test_a_full_disk_is_a_warning_and_leaves_nothing(tmp_path: Path, monkeypatch
 
 def test_every_kernel_of_the_package_is_kept_by_this_cache() -> None:
     assert KERNELS
-    assert all(isinstance(kernel._cache, cache.KernelCache) for kernel in KERNELS)
+    assert all(isinstance(kernel._cache, kernel_cache.KernelCache) for kernel in KERNELS)
     for file in PACKAGE.rglob("*.py"):
         named = {n.attr for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Attribute)}
-        assert file.name == "compiled.py" or not named & {"njit", "jit", "vectorize", "guvectorize"}, (
-            file.name
-        )
+        assert file.name == "kernels.py" or not named & {"njit", "jit", "vectorize", "guvectorize"}, file.name
 
 
 def test_constants_come_only_from_modules_that_the_stamp_covers() -> None:
@@ -252,7 +250,7 @@ def test_constants_come_only_from_modules_that_the_stamp_covers() -> None:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "mxref":
                 constants = [alias.name for alias in node.names if alias.name.isupper()]
-                module = (node.module or "").removeprefix("mxref.")
-                assert not constants or module in cache.CONSTANTS_FROM, (
+                module = (node.module or "").removeprefix("mxref.").replace(".", "/")
+                assert not constants or module in kernel_cache.CONSTANTS_FROM, (
                     f"{file.name}: {constants} of {module}"
                 )

@@ -17,9 +17,9 @@ pytest.importorskip("numba")
 
 from mxref import OperandSpec, ScaleRule, SignPolicy, Stream, get_backend
 from mxref.placement import Placement
-from mxref_numba import memory, path
+from mxref_numba import buffers, path, threads
 from mxref_numba.backend import NumbaBackend
-from mxref_numba.vector import jobs, quantize
+from mxref_numba.vector import flows as ways
 from mxref_numba.vector.target import TARGETS
 
 REFERENCE = get_backend("reference")
@@ -64,9 +64,9 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> Guarded:
     found = Guarded()
     for backend in KERNELS:  # compiled before NumPy's place is taken
         backend.quantize(np.ones((128, 16), np.float32), PLAIN, axis=0)
-    monkeypatch.setattr(memory, "empty", found.empty)
-    own = SimpleNamespace(empty=found.empty, array=np.array, uint8=np.uint8, int64=np.int64)
-    monkeypatch.setattr(quantize, "np", own)
+    monkeypatch.setattr(buffers, "empty", found.empty)
+    own = SimpleNamespace(empty=found.empty, frombuffer=np.frombuffer, uint8=np.uint8)
+    monkeypatch.setattr(threads, "np", own)
     return found
 
 
@@ -74,13 +74,13 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> Guarded:
 def flows(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """How elements went to the kernels, filled meanwhile."""
     found: set[int] = set()
-    before = jobs.Result._flow
+    before = ways.VectorResult._flow
 
-    def flow(self: jobs.Result, m: Any) -> int:
+    def flow(self: ways.VectorResult, m: Any) -> int:
         found.add(before(self, m))
         return before(self, m)
 
-    monkeypatch.setattr(jobs.Result, "_flow", flow)
+    monkeypatch.setattr(ways.VectorResult, "_flow", flow)
     return found
 
 
@@ -139,7 +139,7 @@ def test_blocks_across_memory(
         for backend in KERNELS:
             check(backend.quantize(x, spec, axis=axis, placement=PLACE), expected)
             guarded.check()
-    assert flows == {jobs.COLUMNS if along else jobs.TURNED}
+    assert flows == {ways.COLUMNS if along else ways.TURNED}
 
 
 @pytest.mark.parametrize("shape", [(128, 16), (128, 48), (256, 1040), (130, 48), (128, 33), (1, 16)])
@@ -162,7 +162,7 @@ def test_one_line_that_is_all_lines(guarded: Guarded, flows: set[int]) -> None:
     for backend in KERNELS:
         check(backend.quantize(x, PLAIN, axis=0), REFERENCE.quantize(x, PLAIN, axis=0))
     guarded.check()
-    assert flows == {jobs.COLUMNS}
+    assert flows == {ways.COLUMNS}
 
 
 @pytest.mark.parametrize("shape", [(0, 16), (128, 0), (128, 0, 16)])

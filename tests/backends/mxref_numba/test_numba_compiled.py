@@ -13,15 +13,15 @@ from numba.core import errors, types
 from numba.core.caching import NullCache
 from numba.extending import intrinsic
 
-from mxref_numba import compiled
+from mxref_numba import kernels
 
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_no_garbage_is_collected_while_a_kernel_is_compiled(
     monkeypatch: pytest.MonkeyPatch, enabled: bool
 ) -> None:
-    monkeypatch.setattr(compiled, "KERNELS", [])
-    monkeypatch.setattr(compiled, "kernel_cache", lambda *_: NullCache())
+    monkeypatch.setattr(kernels, "KERNELS", [])
+    monkeypatch.setattr(kernels, "kernel_cache", lambda *_: NullCache())
 
     seen: list[bool] = []
 
@@ -30,11 +30,11 @@ def test_no_garbage_is_collected_while_a_kernel_is_compiled(
         seen.append(gc.isenabled())
         return value(value), lambda context, builder, signature, arguments: arguments[0]
 
-    @compiled.kernel
+    @kernels.kernel
     def inner(x: Any) -> Any:
         return look(x)
 
-    @compiled.kernel(no_cpython_wrapper=False)
+    @kernels.kernel(no_cpython_wrapper=False)
     def outer(x: Any) -> Any:
         return look(inner(x)) + 1
 

@@ -98,7 +98,7 @@ def test_both_axes_at_once(kernels: EveryPath, block_format: BlockFormat, other:
 def test_threads_change_nothing(
     kernels: EveryPath, block_format: BlockFormat, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mxref_numba.compiled.worker_count", lambda elements: workers)
+    monkeypatch.setattr("mxref_numba.threads.worker_count", lambda elements: workers)
     spec = OperandSpec(format=block_format, rounding=Rounding.SR)
     q = check(kernels, values(67, 320), spec)
     same_bits(kernels.dequantize(q), REFERENCE.dequantize(q))

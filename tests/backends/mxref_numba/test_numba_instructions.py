@@ -20,9 +20,8 @@ from numba.core.caching import NullCache
 from numpy.typing import NDArray
 
 from mxref_numba import path
-from mxref_numba.compiled import KERNELS
 from mxref_numba.gemm.packed_panels import BytePairs, Dots, Vnni
-from mxref_numba.native import address_of
+from mxref_numba.kernels import KERNELS, address_of
 from mxref_numba.path import KernelPath
 from mxref_numba.vector.lanes import (
     F32,

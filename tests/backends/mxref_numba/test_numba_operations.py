@@ -75,7 +75,7 @@ def test_results_do_not_depend_on_the_number_of_threads(
 ) -> None:
     operation = _operations()[name]
     expected = _bytes(operation())
-    monkeypatch.setattr("mxref_numba.compiled.worker_count", lambda elements: workers)
+    monkeypatch.setattr("mxref_numba.threads.worker_count", lambda elements: workers)
     assert _bytes(operation()) == expected
 
 

@@ -16,8 +16,8 @@ from mxref import OperandSpec, discovery, get_backend
 from mxref.errors import BackendError, SettingError
 from mxref_numba import path
 from mxref_numba.backend import NumbaBackend, backend, portable
-from mxref_numba.compiled import KERNELS
 from mxref_numba.gemm.packed_tiles import _multiply_share
+from mxref_numba.kernels import KERNELS
 from mxref_numba.path import KernelPath
 from mxref_numba.vector.columns import encode_columns
 from mxref_numba.vector.encode import encode_rows

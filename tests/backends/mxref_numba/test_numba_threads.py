@@ -11,7 +11,7 @@ pytest.importorskip("numba")
 START = """
 import os, sys, threading
 import numpy as np
-import mxref, mxref_numba.compiled
+import mxref, mxref_numba.threads
 backend = mxref.get_backend("numba")
 x = np.random.default_rng(0).standard_normal((512, 256), np.float32)
 work = lambda: backend.quantize(x, mxref.OperandSpec())
@@ -35,7 +35,7 @@ def repeat():
 crowd = [threading.Thread(target=repeat) for _ in range(4)]
 for t in crowd: t.start()
 for t in crowd: t.join()
-print(len(found), all(found), mxref_numba.compiled.started_layer())
+print(len(found), all(found), mxref_numba.threads.started_layer())
 """
 USED = "work()\n"
 TORCH = "import torch\ntorch.ones(1 << 22).add_(1)\n"

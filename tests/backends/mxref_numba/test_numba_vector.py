@@ -15,7 +15,7 @@ pytest.importorskip("numba")
 
 from every_path import EveryPath
 from mxref.placement import Placement
-from mxref_numba import memory
+from mxref_numba import buffers
 
 REFERENCE = get_backend("reference")
 STREAM = Stream(seed=0xFEDCBA9876543210, step=3, layer=9, operand=2)
@@ -165,28 +165,28 @@ _LARGE = (1536, 1024)
 
 
 def test_memory_is_lent_again_only_when_no_array_uses_it() -> None:
-    first = memory.empty(_LARGE, np.float32)
-    assert first.__array_interface__["data"][0] % memory.LINE == 0
+    first = buffers.empty(_LARGE, np.float32)
+    assert first.__array_interface__["data"][0] % buffers.LINE == 0
     part = first.reshape(-1).view(np.uint8)[64:128].T
     address = first.__array_interface__["data"][0]
     del first
     gc.collect()
-    second = memory.empty(_LARGE, np.float32)
+    second = buffers.empty(_LARGE, np.float32)
     assert second.__array_interface__["data"][0] != address  # `part` still reads it
     second[...] = 1
     part[...] = 7
     assert (second == 1).all()
     del part, second
     gc.collect()
-    addresses = {memory.empty(_LARGE, np.float32).__array_interface__["data"][0] for _ in range(3)}
+    addresses = {buffers.empty(_LARGE, np.float32).__array_interface__["data"][0] for _ in range(3)}
     assert len(addresses) == 1
 
 
 def test_memory_that_waits_is_bounded() -> None:
-    arrays = [memory.empty((memory.KEPT_BYTES // 4,), np.uint8) for _ in range(6)]
+    arrays = [buffers.empty((buffers.KEPT_BYTES // 4,), np.uint8) for _ in range(6)]
     del arrays
     gc.collect()
-    assert sum(buffer.size for buffer in memory._waiting) <= memory.KEPT_BYTES
+    assert sum(buffer.size for buffer in buffers._waiting) <= buffers.KEPT_BYTES
 
 
 def test_results_do_not_share_memory(kernels: EveryPath) -> None:

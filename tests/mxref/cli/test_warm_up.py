@@ -19,7 +19,7 @@ import numpy as np
 import mxref
 from every_path import EveryPath
 from mxref.conformance import check
-from mxref_numba.compiled import KERNELS
+from mxref_numba.kernels import KERNELS
 backend = EveryPath()
 report = check(backend, level="quick")
 large = np.ones((512, 512), np.float32)

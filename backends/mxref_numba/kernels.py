@@ -1,12 +1,15 @@
-"""Kernels of numbers and addresses, which are called as C functions, alone or on threads.
+"""How a function becomes a kernel: how it is compiled and kept on disk, and how it gets what it works on.
 
-Numba compiles a kernel anew for every type, layout and mutability of an array. These take integers only, so each is
-compiled once. A parallel kernel takes far longer to compile than a plain one, so a single one, `run_shares`, serves
-all of them.
+No `fastmath`: float32 operations happen one by one, in the written order, and are not contracted. The bits depend on
+it. `gemm/plain_tiles.py` alone says otherwise, where all products and sums are exact and contraction changes nothing.
 
-What a kernel needs is the fields of a `NamedTuple`. Python writes them to memory, eight bytes each, and the kernel,
-which gets the address, reads them into a tuple of the same names (`fields_at`). A field is an `int` (64 bits), an
-`np.int32`, an `np.float32`, or such a tuple itself.
+Indices of inner loops are unsigned: a signed one that is not known to be positive may count from the end
+of the axis, and that test keeps a loop from being vectorised.
+
+Numba compiles a kernel anew for every type, layout and mutability of an array. A `Native` takes integers only, numbers
+and addresses, so each is compiled once, and is called as a C function. What it needs is the fields of a `NamedTuple`.
+Python writes them to memory, eight bytes each, and the kernel, which gets the address, reads them into a tuple of the
+same names (`fields_at`). A field is an `int` (64 bits), an `np.int32`, an `np.float32`, or such a tuple itself.
 """
 
 # Kernels and emitters have no annotations: Numba infers the types of the former, llvmlite has none.
@@ -15,6 +18,7 @@ which gets the address, reads them into a tuple of the same names (`fields_at`).
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Callable
 from functools import cache, cached_property
 from inspect import signature
@@ -27,17 +31,92 @@ from typing import Any, get_type_hints
 import numba
 import numpy as np
 from llvmlite import ir
-from numba.core import types
+from numba.core import event, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from mxref_numba import compiled
-from mxref_numba.compiled import kernel, parallel_kernel
+from mxref_numba.kernel_cache import kernel_cache
 
+KERNELS: list[Any] = []
+"""Every kernel of the package that is imported, in order."""
 _LOCK = Lock()
 
 
-def pointer_to(element: types.Type) -> Any:
+class _WithoutCollector(event.Listener):
+    """Pauses the collection of garbage while a kernel is compiled.
+
+    A compiler makes millions of objects, most of which live until the kernel is done: the search for garbage among them
+    took a fifth of the time. Numba tells of compilations under its own lock, so one thread at a time is here.
+    """
+
+    def __init__(self) -> None:
+        self._depth, self._paused = 0, False
+
+    def on_start(self, event: Any) -> None:
+        if _is_kernel(event):
+            if not self._depth:
+                self._paused = gc.isenabled()
+                gc.disable()
+            self._depth += 1
+
+    def on_end(self, event: Any) -> None:
+        if _is_kernel(event):
+            self._depth -= 1
+            if not self._depth and self._paused:
+                gc.enable()
+
+
+def _is_kernel(event: Any) -> bool:
+    return any(event.data["dispatcher"] is kernel for kernel in KERNELS)
+
+
+event.register("numba:compile", _WithoutCollector())
+
+
+_OPTIONS: dict[str, Any] = {
+    "nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
+}  # fmt: skip
+"""The wrappers by which Python or C calls a kernel take a sixth of its compilation, and most kernels need none."""
+
+
+def _compiled(codegen: Any = None, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    def decorate(function: Callable[..., Any]) -> Any:
+        dispatcher = numba.njit(**_OPTIONS | options)(function)
+        # What cache=True does, with Numba's own class of cache.
+        dispatcher._cache = kernel_cache(function, codegen)
+        KERNELS.append(dispatcher)
+        return dispatcher
+
+    return decorate
+
+
+def kernel(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Compile a function that is called from kernels; Python cannot call it, unless `no_cpython_wrapper=False`.
+
+    `options` are those of `numba.njit`, and `codegen`, the code generator that stands in the key of the cache.
+    """
+    return _compiled(**options)(function) if function else _compiled(**options)
+
+
+@kernel
+def share(tasks, worker, workers):
+    """Return the range of tasks that one of `workers` does: contiguous, and all of them once."""
+    return tasks * worker // workers, tasks * (worker + 1) // workers
+
+
+@kernel
+def bits_of(value):
+    """Return the bits of a float32, int32."""
+    return np.float32(value).view(np.int32)
+
+
+@kernel
+def float_of(bits):
+    """Return the float32 of 32 bits."""
+    return np.uint32(bits).view(np.float32)
+
+
+def pointer_to(element: Any) -> Any:
     """Return the kernel function from an address, int64, to a pointer to elements of a type."""
 
     @intrinsic
@@ -50,9 +129,10 @@ def pointer_to(element: types.Type) -> Any:
     return pointer
 
 
-numbers_at, words_at, bytes_at, floats_at = (
-    pointer_to(element) for element in (types.int64, types.int32, types.uint8, types.float32)
+numbers_at, words_at, bytes_at, floats_at = map(
+    pointer_to, (types.int64, types.int32, types.uint8, types.float32)
 )
+unsigned_at, halves_at, doubles_at = map(pointer_to, (types.uint32, types.uint16, types.float64))
 
 
 FIELD = 8
@@ -78,14 +158,15 @@ def _memory(fields: type) -> tuple[attrgetter[Any], Struct]:
     return attrgetter(*names), Struct("=" + "".join(formats))
 
 
-def _packed(fields: tuple[Any, ...]) -> bytes:
+def in_memory(fields: tuple[Any, ...]) -> bytes:
+    """Return a NamedTuple as kernels read it."""
     numbers, memory = _memory(type(fields))
     return memory.pack(*numbers(fields))
 
 
 def written(*rows: tuple[Any, ...]) -> NDArray[np.uint8]:
     """Return NamedTuples of one kind in memory, as kernels read them, one after the other; read-only."""
-    return np.frombuffer(b"".join(map(_packed, rows)), np.uint8)
+    return np.frombuffer(b"".join(map(in_memory, rows)), np.uint8)
 
 
 def _type(kind: Any) -> Any:
@@ -154,36 +235,3 @@ class Native:
         return ctypes.CFUNCTYPE(None, ctypes.c_char_p, *(ctypes.c_int64,) * (len(self._types) - 1))(
             self.address
         )
-
-
-def _call_share(typingctx, function, arguments, worker, workers):
-    def generate(context, builder, _, values):
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 3)
-        builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
-        return context.get_dummy_value()
-
-    return types.void(*(types.int64,) * 4), generate
-
-
-_call: Any = intrinsic(_call_share)
-
-
-@parallel_kernel
-def run_shares(function, arguments, workers):
-    """Call a `Native` with (address of its arguments, worker, workers) for each worker, on as many threads."""
-    for worker in numba.prange(workers):
-        _call(function, arguments, worker, workers)
-
-
-def run_native(native: Native, fields: tuple[Any, ...], elements: int) -> None:
-    """Call a kernel with (address of the fields of a NamedTuple, worker, workers), once for each share of the work.
-
-    There are `worker_count(elements)` shares; a single one runs in the calling thread.
-    """
-    arguments = _packed(fields)
-    if compiled.worker_count(elements) == 1:
-        native.call(arguments, 0, 1)
-        return
-    memory = np.frombuffer(arguments, np.uint8)
-    with compiled.team(elements) as workers:
-        run_shares(native.address, address_of(memory), workers)

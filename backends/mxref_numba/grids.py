@@ -18,6 +18,10 @@ FRACTION_BITS = 22
 """Bits of the fraction of a step that the roundings other than RNE look at."""
 MAGNITUDE_CODE = 0x7F
 """The bits of a code that are not its sign."""
+NAN_CODE = np.uint8(255)
+"""The E8M0 code of NaN."""
+INFINITY = np.int32(0x7F800000)
+"""The bits of Inf in float32; an amax from there on is not finite."""
 
 
 class Grid(NamedTuple):

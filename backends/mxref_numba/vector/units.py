@@ -28,6 +28,7 @@ and `target.py` and `instructions.py` are what depends on the CPU.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,29 +37,25 @@ from numpy.typing import NDArray
 
 from mxref.formats import BlockShape
 from mxref.plan import QuantPlan
-from mxref_numba import compiled, memory
-from mxref_numba.compiled import kernel, share
-from mxref_numba.elements import held_bits
-from mxref_numba.native import Native, address_of, fields_at, numbers_at, run_native, written
-from mxref_numba.scalar.panels import BFLOAT16, FLOAT32
+from mxref_numba.buffers import LINE
+from mxref_numba.grids import held_bits
+from mxref_numba.kernels import Native, address_of, fields_at, kernel, numbers_at, share, written
+from mxref_numba.quantize_job import BFLOAT16, FLOAT32, Job, Unit, job_at
+from mxref_numba.threads import run_native, scratch
 from mxref_numba.vector.columns import encode_columns
 from mxref_numba.vector.encode import LONGEST_STEP, encode_byte_rows, encode_rows, tile_amax
-from mxref_numba.vector.jobs import (
+from mxref_numba.vector.flows import (
     COLUMNS,
     DIRECT,
     PANEL,
     PANEL_BYTES,
     STAGED,
     TURNED,
-    Job,
-    Result,
-    Unit,
-    job_at,
+    VectorResult,
     panel_pitch,
 )
-from mxref_numba.vector.staging import stage_row
+from mxref_numba.vector.staging import fill_panel, stage_row
 from mxref_numba.vector.target import Target, call_5, call_7, call_9, call_14, copy_bytes
-from mxref_numba.vector.turn import fill_panel
 
 Quantized = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
@@ -75,13 +72,37 @@ _LINES = 16
 _CODES, _SCALES, _FLOOR, _ZEROS, _RUN_AT = (
     4 * LONGEST_STEP + n for n in (0, LONGEST_STEP, LONGEST_STEP + 64, LONGEST_STEP + 192, LONGEST_STEP + 256)
 )
-_PANEL = _RUN_AT + _LINES * (4 * _SIDE + memory.LINE)
+_PANEL = _RUN_AT + _LINES * (4 * _SIDE + LINE)
 """Where a worker's scratch, after a step, holds: its codes; its scales; the amax floors of a tile's steps; zeros;
 lines that are staged; a panel."""
 
 
+class _Kernels(NamedTuple):
+    """What kernels of a target call by address."""
+
+    step: int
+    """Elements of a step."""
+    fill: int
+    stage: int
+    amax: int
+    unit: int
+    columns: int
+
+
+@cache
+def _kernels_of(target: Target) -> _Kernels:
+    called = (
+        fill_panel.on(target),
+        stage_row.on(target),
+        tile_amax.on(target),
+        _quantize_unit,
+        encode_columns.on(target),
+    )
+    return _Kernels(target.step, *(each.address for each in called))
+
+
 class _Work(NamedTuple):
-    """One or two jobs on a matrix, cut into parts; `fill` to `columns` are addresses of kernels."""
+    """One or two jobs on a matrix, cut into parts."""
 
     part: Unit
     down: int
@@ -96,13 +117,7 @@ class _Work(NamedTuple):
     scratch: int
     scratch_size: int
     """Bytes of a worker."""
-    step: int
-    """Elements of a step."""
-    fill: int
-    stage: int
-    amax: int
-    unit: int
-    columns: int
+    kernels: _Kernels
 
 
 _work_at = fields_at(_Work)
@@ -122,24 +137,26 @@ def _encode_last(source, half, rest, floor, packed, scales, group, address, room
 def _quantize_unit(work_address, job_address, row, height, column, width, panel, scratch, filled):
     # `filled`: whether the panel holds the elements already.
     work, job = _work_at(work_address), job_at(job_address)
-    layout, flow, bits, length, step_size = job.layout, job.flow, job.bits, job.length, work.step
+    layout, flow, bits, length, step_size = job.layout, job.flow, job.bits, job.length, work.kernels.step
     pitch = panel_pitch(job)
     source, step, source_kind = (
         layout.address + row * layout.row_step + column * layout.column_step, layout.row_step, layout.kind
     )  # fmt: skip
     if flow >= PANEL:
         if not filled:
-            call_7(work.fill, job_address, row, column, height, width, panel, height * step)
+            call_7(work.kernels.fill, job_address, row, column, height, width, panel, height * step)
         source, step, source_kind = panel, pitch, FLOAT32
     if flow != DIRECT:
         if flow == STAGED or job.transform.n > 1:
             for r in range(height):
-                call_5(work.stage, source + step * r, source_kind, panel + pitch * r, width, job_address)
+                call_5(
+                    work.kernels.stage, source + step * r, source_kind, panel + pitch * r, width, job_address
+                )
         source, step, source_kind = panel, pitch, FLOAT32
     half, floor, floor_step = int(source_kind == BFLOAT16), scratch + _ZEROS, 0
     if job.tile:
         floor, floor_step = scratch + _FLOOR, step_size // 2
-        call_5(work.amax, panel, height, width, pitch, floor)
+        call_5(work.kernels.amax, panel, height, width, pitch, floor)
 
     place, first_group = row * length + column, (job.first_column + column) // job.per_call
     packed, packed_step = job.codes + place * bits // 8, length * bits // 8
@@ -177,7 +194,7 @@ def _place(task, down, across, turned):
 def _quantize_part(work_address, job_address, top, bottom, left, right, scratch):
     """Quantize the part of the matrix at (`top`, `left`), cut at its edges, unit by unit."""
     work, job = _work_at(work_address), job_at(job_address)
-    kernel_address = work.columns if job.flow == COLUMNS else work.unit
+    kernel_address = work.kernels.columns if job.flow == COLUMNS else work.kernels.unit
     height, width = job.unit
     bottom, right = min(bottom, job.rows), min(right, job.length)
     down, across = max(-(-(bottom - top) // height), 0), max(-(-(right - left) // width), 0)
@@ -201,10 +218,21 @@ def _quantize_both(work_address, top, left, scratch):
         r = top + line
         if r < rows:
             count = min(_LINES, rows - r)
-            call_9(work.unit, work_address, work.first, r, count, left, height, scratch + _RUN_AT, scratch, 0)
+            call_9(
+                work.kernels.unit,
+                work_address,
+                work.first,
+                r,
+                count,
+                left,
+                height,
+                scratch + _RUN_AT,
+                scratch,
+                0,
+            )
         count = min(_LINES, width - line)
-        call_7(work.fill, work.second, left, r, height, count, panel + 4 * line, ahead)
-    call_9(work.unit, work_address, work.second, left, height, top, width, panel, scratch, 1)
+        call_7(work.kernels.fill, work.second, left, r, height, count, panel + 4 * line, ahead)
+    call_9(work.kernels.unit, work_address, work.second, left, height, top, width, panel, scratch, 1)
 
 
 @Native
@@ -226,14 +254,14 @@ def _quantize_share(arguments, worker, workers):
             _quantize_part(arguments, work.second, left, right, top, bottom, scratch)
 
 
-def _result(plan: QuantPlan, target: Target) -> Result:
+def _result(plan: QuantPlan, target: Target, whole: bool) -> VectorResult:
     encode = encode_rows if held_bits(plan.format.element) == 4 else encode_byte_rows
-    return Result(plan, encode.on(target).address)
+    return VectorResult(plan, encode.on(target).address, whole)
 
 
 def quantize_planned(x: NDArray[Any], plan: QuantPlan, target: Target) -> Quantized:
     """Return packed codes [rows..., K * bits / 8] and scale codes [rows..., K / 32] of a planned quantization."""
-    result = _result(plan, target)
+    result = _result(plan, target, whole=True)
     for job in result.jobs(x):
         _run(target, (job,), job.rows, job.length, job.unit, PANEL_BYTES)
     return result.arrays()
@@ -247,8 +275,8 @@ def quantize_dual(
     Rows as they are and columns that have to be turned go sixteen lines at a time. All else goes by parts of the
     matrix, which are quantized along one axis, then along the other.
     """
-    by_row, by_column = _result(row, target), _result(column, target)
-    for first, second in zip(by_row.jobs(x, whole=False), by_column.jobs(x, whole=False), strict=True):
+    by_row, by_column = (_result(plan, target, whole=False) for plan in (row, column))
+    for first, second in zip(by_row.jobs(x), by_column.jobs(x), strict=True):
         rows, columns = max(row.rows, column.length), max(row.length, column.rows)
         plain = row.spec.block is column.spec.block is BlockShape.ROW
         if plain and first.flow <= STAGED and second.flow == TURNED and max(row.unit, column.unit) <= _SIDE:
@@ -276,7 +304,7 @@ def _run(
 ) -> None:  # fmt: skip
     """Quantize a matrix part by part, with room for a panel, as one or two jobs say."""
     size = _PANEL + panel_bytes
-    scratch = np.empty(compiled.worker_count(rows * columns) * size + memory.LINE, np.uint8)
+    _memory, room = scratch(rows * columns, size)
     table = written(*jobs)
     work = _Work(
         part=part,
@@ -285,13 +313,8 @@ def _run(
         first=address_of(table),
         second=address_of(table) + len(table) // 2 if len(jobs) > 1 else 0,
         together=together,
-        scratch=memory.aligned(scratch),
+        scratch=room,
         scratch_size=size,
-        step=target.step,
-        fill=fill_panel.on(target).address,
-        stage=stage_row.on(target).address,
-        amax=tile_amax.on(target).address,
-        unit=_quantize_unit.address,
-        columns=encode_columns.on(target).address,
+        kernels=_kernels_of(target),
     )
     run_native(_quantize_share, work, rows * columns)

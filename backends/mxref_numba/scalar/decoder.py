@@ -1,43 +1,41 @@
-"""Values from packed codes, and the decoding of elements that the GEMM shares."""
+"""Values from packed codes, in plain Numba: E2M1 by arithmetic, any other element from a table."""
 
 # Kernels have no annotations: Numba infers their types.
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 from numba import carray  # type: ignore[attr-defined]
-from numba.core import types
 from numpy.typing import NDArray
 
 from mxref.formats import CANONICAL_NAN
 from mxref.mxarray import MXArray
-from mxref_numba import compiled, memory
-from mxref_numba.compiled import bits_of, float_of, kernel, share
-from mxref_numba.elements import decoded, held_bits
-from mxref_numba.native import (
+from mxref_numba.grids import NAN_CODE, decoded, held_bits
+from mxref_numba.held_codes import code_rows
+from mxref_numba.kernels import (
     Native,
     address_of,
+    bits_of,
     bytes_at,
     fields_at,
+    float_of,
     floats_at,
-    pointer_to,
-    run_native,
+    halves_at,
+    kernel,
+    share,
+    unsigned_at,
 )
-from mxref_numba.scalar.packing import held
-from mxref_numba.scalar.scale import NAN_CODE
+from mxref_numba.threads import run_native, scratch
 
 _NAN_BITS = np.uint32(CANONICAL_NAN)
 
-_words_at, _halves_at = pointer_to(types.uint32), pointer_to(types.uint16)
-
 
 @kernel
-def twice_magnitude(code):
+def _twice_magnitude(code):
     """Return 2P of the magnitude of an element code, int32: 0, 1, 2, 3, 4, 6, 8 or 12."""
     m = np.int32(code & np.int32(7))
     half_exponent = max(np.int32(np.int32(m >> np.int32(1)) - np.int32(1)), np.int32(0))
@@ -47,7 +45,7 @@ def twice_magnitude(code):
 @kernel
 def _value_bits(code, half_scale):
     # The sign is put back as a bit, so that code 8 is -0.
-    magnitude = np.float32(twice_magnitude(code)) * half_scale
+    magnitude = np.float32(_twice_magnitude(code)) * half_scale
     return np.uint32(
         np.uint32(bits_of(magnitude)) | np.uint32(np.uint32(code & np.int32(8)) << np.uint32(28))
     )
@@ -122,8 +120,8 @@ def _dequantize_share(arguments, worker, workers):
     rows, columns, blocks, k, bits, drop = job.rows, job.columns, job.blocks, job.k, job.bits, job.drop
     packed = carray(bytes_at(job.packed), (rows, blocks * k * bits // 8))
     scales, table = carray(bytes_at(job.scales), (rows, blocks)), carray(floats_at(job.table), (256,))
-    values = carray(_words_at(job.room + worker * 4 * k), (k,))
-    wide, narrow = carray(_words_at(job.out), (rows, columns)), carray(_halves_at(job.out), (rows, columns))
+    values = carray(unsigned_at(job.room + worker * 4 * k), (k,))
+    wide, narrow = carray(unsigned_at(job.out), (rows, columns)), carray(halves_at(job.out), (rows, columns))
     begin, end = share(rows, worker, workers)
     for r in range(begin, end):
         if bits == 8 and drop:
@@ -150,21 +148,11 @@ def dequantize(q: MXArray, dtype: str) -> NDArray[Any]:
     if out.size:
         packed, scales = code_rows(q)
         rows, blocks, k, table = *scales.shape, q.format.k, decoded(q.format.element)
-        room = np.empty(compiled.worker_count(out.size) * 4 * k + memory.LINE, np.uint8)
+        _room, room = scratch(out.size, 4 * k)
         job = _Decoding(
             rows=rows, columns=out.shape[-1], blocks=blocks, k=k, bits=held_bits(q.format.element),
             drop=0 if dtype == "float32" else 16, packed=address_of(packed), scales=address_of(scales),
-            table=address_of(table), out=address_of(out), room=memory.aligned(room),
+            table=address_of(table), out=address_of(out), room=room,
         )  # fmt: skip
         run_native(_dequantize_share, job, out.size)
     return np.moveaxis(out, -1, q.axis)
-
-
-def code_rows(q: MXArray) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return held codes [rows, K * held bits / 8] and scale codes [rows, K / 32], contiguous and read-only."""
-    rows = []
-    for array in (held(np.ascontiguousarray(q.codes), q.format.element), q.scales):
-        lines = np.ascontiguousarray(array).reshape(math.prod(q.rows_shape), array.shape[-1]).view()
-        lines.flags.writeable = False  # one compiled kernel for writable and read-only codes
-        rows.append(lines)
-    return rows[0], rows[1]

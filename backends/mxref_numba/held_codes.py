@@ -9,6 +9,7 @@ second kind serves every other element, so that one that joins needs no kernel o
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -16,17 +17,18 @@ from numba import carray  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
 from mxref.formats import ElementFormat
-from mxref_numba import memory
-from mxref_numba.compiled import kernel, share
-from mxref_numba.elements import held_bits
-from mxref_numba.native import Native, address_of, bytes_at, fields_at, run_native
+from mxref.mxarray import MXArray
+from mxref_numba import buffers
+from mxref_numba.grids import held_bits
+from mxref_numba.kernels import Native, address_of, bytes_at, fields_at, kernel, share
+from mxref_numba.threads import run_native
 
 _TOGETHER = 4
 """Codes that fill whole bytes, whatever their bits: four of 4 bits in two bytes, of 6 bits in three."""
 
 
 @kernel
-def pack_codes(codes, packed, first, end, bits):
+def _pack_codes(codes, packed, first, end, bits):
     """Pack groups `first` to `end` of four held codes."""
     low, size = np.uint32(bits - 1), bits // 2
     for g in range(np.uint64(first), np.uint64(end)):
@@ -72,7 +74,7 @@ def _repack_share(arguments, worker, workers):
     packed = carray(bytes_at(job.packed), (job.groups * _TOGETHER * job.bits // 8,))
     first, end = share(job.groups, worker, workers)
     if job.packing:
-        pack_codes(codes, packed, first, end, job.bits)
+        _pack_codes(codes, packed, first, end, job.bits)
     else:
         _unpack_codes(packed, codes, first, end, job.bits)
 
@@ -81,7 +83,7 @@ def stored(codes: NDArray[np.uint8], element: ElementFormat) -> NDArray[np.uint8
     """Return held codes [..., K * held bits / 8] as they are stored, [..., K * bits / 8]; K is a multiple of 4."""
     if element.bits == held_bits(element):
         return codes
-    packed = memory.empty((*codes.shape[:-1], codes.shape[-1] * element.bits // 8), np.uint8)
+    packed = buffers.empty((*codes.shape[:-1], codes.shape[-1] * element.bits // 8), np.uint8)
     _repack(codes, packed, element.bits, packing=True)
     return packed
 
@@ -90,7 +92,7 @@ def held(packed: NDArray[np.uint8], element: ElementFormat) -> NDArray[np.uint8]
     """Return stored codes, contiguous, as kernels hold them; the inverse of `stored`."""
     if element.bits == held_bits(element):
         return packed
-    codes = memory.empty((*packed.shape[:-1], packed.shape[-1] * 8 // element.bits), np.uint8)
+    codes = buffers.empty((*packed.shape[:-1], packed.shape[-1] * 8 // element.bits), np.uint8)
     _repack(codes, packed, element.bits, packing=False)
     return codes
 
@@ -102,3 +104,13 @@ def _repack(codes: NDArray[np.uint8], packed: NDArray[np.uint8], bits: int, *, p
             packing=packing,
         )  # fmt: skip
         run_native(_repack_share, job, codes.size)
+
+
+def code_rows(q: MXArray) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return held codes [rows, K * held bits / 8] and scale codes [rows, K / k], contiguous and read-only."""
+    rows = []
+    for array in (held(np.ascontiguousarray(q.codes), q.format.element), q.scales):
+        lines = np.ascontiguousarray(array).reshape(math.prod(q.rows_shape), array.shape[-1]).view()
+        lines.flags.writeable = False  # one compiled kernel for writable and read-only codes
+        rows.append(lines)
+    return rows[0], rows[1]

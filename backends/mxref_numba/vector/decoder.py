@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 
 from mxref.formats import CANONICAL_NAN, E2M1, E8M0, ElementFormat
 from mxref.mxarray import MXArray
-from mxref_numba import compiled, memory
-from mxref_numba.compiled import kernel, share
-from mxref_numba.elements import MAGNITUDE_CODE, Digits, digits_of, held_bits
-from mxref_numba.native import FIELD, address_of, fields_at, run_native, written
-from mxref_numba.scalar.dequantize import code_rows
+from mxref_numba import buffers
+from mxref_numba.grids import MAGNITUDE_CODE, Digits, digits_of, held_bits
+from mxref_numba.held_codes import code_rows
+from mxref_numba.kernels import FIELD, address_of, fields_at, kernel, share, written
+from mxref_numba.threads import run_native, scratch
 from mxref_numba.vector.encode import LONGEST_STEP
 from mxref_numba.vector.lanes import (
     F16,
@@ -230,18 +230,18 @@ def dequantize(q: MXArray, dtype: str, target: Target) -> NDArray[Any]:
         `dtype`, in the shape `q.shape`; in memory the block axis is the last.
     """
     half = dtype == "bfloat16"
-    out = memory.empty((*q.rows_shape, q.shape[q.axis]), ml_dtypes.bfloat16 if half else np.float32)
+    out = buffers.empty((*q.rows_shape, q.shape[q.axis]), ml_dtypes.bfloat16 if half else np.float32)
     if out.size:
         packed, scales = code_rows(q)
         rows, columns, length = len(packed), out.shape[-1], q.length
         if columns == length:
             rows, columns = 1, rows * length
-        streaming = out.nbytes >= _STREAMED_FROM and columns * out.itemsize % memory.LINE == 0
-        room = np.empty(compiled.worker_count(out.size) * _ROOM, np.uint8)
+        streaming = out.nbytes >= _STREAMED_FROM and columns * out.itemsize % buffers.LINE == 0
+        _memory, room = scratch(out.size, _ROOM)
         digits = _written_digits(q.format.element)
         job = _Job(
             packed=address_of(packed), scales=address_of(scales), out=address_of(out), rows=rows,
-            columns=columns, length=length, half=half, streaming=streaming, room=address_of(room),
+            columns=columns, length=length, half=half, streaming=streaming, room=room,
             bits=held_bits(q.format.element), digits=address_of(digits),
         )  # fmt: skip
         run_native(_dequantize_share.on(target), job, out.size)

@@ -1,0 +1,333 @@
+"""Quantization in plain Numba, element by element, in one pass over panels: read, transform, amax, scale, round.
+
+This is the path of any CPU and, where a format joins, the first that has it: k, the element and the scale rule are
+fields of a `Job` here. Its operations are those of the reference: change their order, never what they give.
+
+The grid position of a magnitude v of E2M1 in [0, 8), code plus fraction, is min(2v, v + 2, v / 2 + 4): three
+lines, each exact on its binades. RNE rounds each line by adding 1.5 * 2^23 (the offsets are even, so ties
+go to even codes). The other modes take the position in fixed point with 22 bits, rounded down, which is
+all that SR with up to 22 bits looks at; RTZ and RNA are then SR with the constants 0 and one half. Any other element is
+rounded by the numbers of its `Grid`. Kernels of one rounding take the same arguments; E2M1 needs no grid.
+"""
+
+# Kernels have no annotations: Numba infers their types.
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import carray  # type: ignore[attr-defined]
+from numba.core import types
+from numpy.typing import NDArray
+
+from mxref.plan import QuantPlan
+from mxref_numba.grids import FRACTION_BITS, INFINITY, MAGNITUDE_CODE, NAN_CODE, Grid
+from mxref_numba.kernels import (
+    Native,
+    bits_of,
+    bytes_at,
+    fields_at,
+    float_of,
+    floats_at,
+    kernel,
+    numbers_at,
+    pointer_to,
+    share,
+    unsigned_at,
+    words_at,
+)
+from mxref_numba.quantize_job import CONSTANT, EVEN, WIDTH, Job, Result
+from mxref_numba.scalar.panels import HEIGHT, PANEL_BYTES, load_panel, transform_row
+from mxref_numba.threads import run_native, scratch
+
+_K = 32
+_BLOCKS = WIDTH // _K
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+_FRACTION = np.int32(FRACTION_BITS)
+
+_SIZES = {
+    "panel": PANEL_BYTES,
+    "amax": 4 * HEIGHT * _BLOCKS,
+    "codes": WIDTH,
+    "random": 4 * WIDTH,
+    "words": 4 * WIDTH,
+}
+_PANEL, _AMAX, _CODES, _RANDOM, _WORDS, _SCRATCH = accumulate(_SIZES.values(), initial=0)
+"""Where a worker's scratch has elements; largest magnitudes of blocks; codes, random integers and words of a row."""
+
+_grid_at, _table_at = fields_at(Grid), pointer_to(types.uint64)
+
+
+# ---- scales ----
+
+
+@kernel
+def _block_amax(bits, start, k):
+    """Return the largest magnitude bits of bits[start : start + k], int32; NaN is above Inf."""
+    top = np.int32(0)
+    base = np.uint64(start)
+    for j in range(np.uint64(k)):
+        top = max(top, np.int32(bits[base + j] & _MAGNITUDE))
+    return top
+
+
+@kernel
+def _code_of_amax(amax, round_up, max_exponent):
+    """Return the E8M0 code of a block from its finite amax bits, int32 0 to 254.
+
+    `round_up` carries exactly when the scale rule bumps, and `max_exponent` is that of the element's largest binade.
+    """
+    # Float32 and E8M0 have the same bias.
+    code = np.int32(np.int32(np.int32(amax + round_up) >> np.int32(23)) - max_exponent)
+    return min(max(code, np.int32(0)), np.int32(254))
+
+
+@kernel
+def _inverse_scale(code):
+    """Return 2^-e of an E8M0 code of at most 254, float32, exact: at code 254 it is subnormal."""
+    return float_of(max(np.int32(np.int32(np.int32(254) - code) << np.int32(23)), np.int32(1 << 22)))
+
+
+@kernel
+def _panel_amax(bits, height, width, k, tile, amax):
+    for r in range(height):
+        row = bits[r]
+        for b in range(width // k):
+            amax[r, b] = _block_amax(row, b * k, k)
+    if tile:
+        for b in range(width // k):
+            top = np.int32(0)
+            for r in range(height):
+                top = max(top, amax[r, b])
+            for r in range(height):
+                amax[r, b] = top
+
+
+# ---- random integers ----
+
+
+_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_W0, _W1 = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
+_LOW, _HIGH_SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+
+@kernel
+def _philox_groups(first_group, groups, table, words):
+    """Fill words[4, :groups], uint32, with the four words of each group from `first_group`, uint64, on."""
+    c2_of_all, c3_of_all = np.uint32(table[0]), np.uint32(table[1])
+    first_k0, first_k1 = np.uint32(table[2]), np.uint32(table[3])
+    for i in range(groups):
+        group = np.uint64(first_group + np.uint64(i))
+        c0, c1 = np.uint32(group & _LOW), np.uint32(group >> _HIGH_SHIFT)
+        c2, c3, k0, k1 = c2_of_all, c3_of_all, first_k0, first_k1
+        for _ in range(10):
+            p0, p1 = np.uint64(np.uint64(c0) * _M0), np.uint64(np.uint64(c2) * _M1)
+            c0, c2 = (
+                np.uint32(np.uint32(p1 >> _HIGH_SHIFT) ^ np.uint32(c1 ^ k0)),
+                np.uint32(np.uint32(p0 >> _HIGH_SHIFT) ^ np.uint32(c3 ^ k1)),
+            )
+            c1, c3 = np.uint32(p1 & _LOW), np.uint32(p0 & _LOW)
+            k0, k1 = np.uint32(k0 + _W0), np.uint32(k1 + _W1)
+        words[0, i], words[1, i], words[2, i], words[3, i] = c0, c1, c2, c3
+
+
+@kernel
+def _random_integers(first, groups, per_call, table, mask, words, out):
+    """Fill out[: groups * per_call], int32, with what `_round_by` adds to the elements of groups from `first` on.
+
+    `mask` has the bits of a fraction that are random, and `words` is scratch, uint32 [4, >= groups].
+    """
+    _philox_groups(first, groups, table, words)
+    if per_call == 8:
+        for g in range(groups):
+            for w in range(4):
+                word = words[w, g]
+                low, high = np.int32(word & np.uint32(0xFFFF)), np.int32(word >> np.uint32(16))
+                out[8 * g + 2 * w] = np.int32(np.int32(low << np.int32(6)) & mask)
+                out[8 * g + 2 * w + 1] = np.int32(np.int32(high << np.int32(6)) & mask)
+    else:
+        for g in range(groups):
+            for w in range(4):
+                out[4 * g + w] = np.int32(np.int32(words[w, g] >> np.uint32(10)) & mask)
+
+
+# ---- rounding ----
+
+_ROUNDER = np.float32(1.5 * 2**23)
+_ROUNDER_BITS = np.int32(0x4B400000)
+_POSITION_UNITS = np.float32(2.0 ** (FRACTION_BITS + 1))
+_TWO = np.int32(2 << FRACTION_BITS)
+_FOUR = np.int32(4 << FRACTION_BITS)
+_TOP_CODE = np.int32(7)
+_EXPONENT_FIELD, _CODE = np.int32(0x7F800000), np.int32(MAGNITUDE_CODE)
+
+
+@kernel
+def _round_even(v, grid):
+    """Return the code of a magnitude v in [0, 8), float32, under RNE: int32."""
+    first = bits_of(v + v + _ROUNDER)
+    second = np.int32(bits_of(v + _ROUNDER) + np.int32(2))
+    third = np.int32(bits_of(v * np.float32(0.5) + _ROUNDER) + np.int32(4))
+    return min(np.int32(min(first, min(second, third)) - _ROUNDER_BITS), _TOP_CODE)
+
+
+@kernel
+def _round_by(v, random, grid):
+    """Return the code of v in [0, 8): rounded up if the fraction, in units of 2^-22, plus `random` carries."""
+    line = np.int32(v * _POSITION_UNITS)
+    second = np.int32((line >> np.int32(1)) + _TWO)
+    third = np.int32((line >> np.int32(2)) + _FOUR)
+    position = np.int32(min(line, min(second, third)) + random)
+    return min(np.int32(position >> _FRACTION), _TOP_CODE)
+
+
+@kernel
+def _round_even_byte(v, grid):
+    """Return the code of a finite magnitude, float32, under RNE to a `Grid`: int32."""
+    held = min(v, grid.top)
+    binade = max(np.int32(bits_of(held) & _EXPONENT_FIELD), grid.smallest_normal)
+    # The product is exact. Adding it to v rounds once, to the steps of the binade, with ties to even steps.
+    steps = bits_of(float_of(binade) * grid.even_unit + held)
+    return np.int32(np.int32(steps + np.int32(binade >> grid.step_shift)) & _CODE)
+
+
+@kernel
+def _round_byte_by(v, random, grid):
+    """Return the code of such a magnitude: rounded up if the fraction, in units of 2^-22, plus `random` carries."""
+    held = min(v, grid.top)
+    smallest = grid.smallest_normal
+    # The position of v if it is below the smallest normal magnitude, else of that magnitude, plus the distance from it.
+    line = np.int32(min(held, float_of(smallest)) * grid.line_unit)
+    above = np.int32(np.int32(max(bits_of(held), smallest) - smallest) << grid.position_shift)
+    return np.int32(np.int32(np.int32(line + above) + random) >> _FRACTION)
+
+
+def _even_encoder(rounded: Any, sign: int) -> Any:
+    """Return a kernel that encodes a block under RNE, with the sign at a bit of the code."""
+    from_top, mask = np.int32(31 - sign), np.int32(1 << sign)
+
+    @kernel(inline="always")
+    def encode(row, bits, start, k, factor, prescale, grid, codes):
+        base = np.uint64(start)
+        for i in range(np.uint64(k)):
+            j = base + i
+            code = rounded(abs(row[j]) * factor * prescale, grid)
+            codes[j] = np.uint8(code | np.int32(np.int32(bits[j] >> from_top) & mask))
+
+    return encode
+
+
+def _encoder(rounded: Any, sign: int) -> Any:
+    """Return the same for a rounding that adds integers."""
+    from_top, mask = np.int32(31 - sign), np.int32(1 << sign)
+
+    @kernel(inline="always")
+    def encode(row, bits, start, k, factor, prescale, random, grid, codes):
+        base = np.uint64(start)
+        for i in range(np.uint64(k)):
+            j = base + i
+            code = rounded(abs(row[j]) * factor * prescale, random[j], grid)
+            codes[j] = np.uint8(code | np.int32(np.int32(bits[j] >> from_top) & mask))
+
+    return encode
+
+
+_encode_even, _encode_bytes_even = _even_encoder(_round_even, 3), _even_encoder(_round_even_byte, 7)
+_encode_by, _encode_bytes_by = _encoder(_round_by, 3), _encoder(_round_byte_by, 7)
+
+
+# ---- the pass ----
+
+
+class _Work(NamedTuple):
+    job: Job
+    scratch: int
+
+
+_work_at = fields_at(_Work)
+
+
+@kernel(inline="always")  # a call would pass every field of the job, for each row
+def _encode_row(row, bits, width, amax, job, grid, random, codes, packed, scales):
+    k, prescale, is_e2m1, is_even = job.k, job.prescale, job.bits == 4, job.rounding == EVEN
+    for b in range(width // k):
+        top = amax[b]
+        if top >= INFINITY:
+            scales[b] = NAN_CODE
+            codes[b * k : (b + 1) * k] = 0
+            continue
+        code = _code_of_amax(top, job.round_up, job.max_exponent)
+        scales[b] = np.uint8(job.zero_scale) if top == 0 else np.uint8(code)
+        factor = _inverse_scale(code)
+        if is_even and is_e2m1:
+            _encode_even(row, bits, b * k, k, factor, prescale, grid, codes)
+        elif is_e2m1:
+            _encode_by(row, bits, b * k, k, factor, prescale, random, grid, codes)
+        elif is_even:
+            _encode_bytes_even(row, bits, b * k, k, factor, prescale, grid, codes)
+        else:
+            _encode_bytes_by(row, bits, b * k, k, factor, prescale, random, grid, codes)
+    if not is_e2m1:
+        for i in range(np.uint64(width)):
+            packed[i] = codes[i]
+        return
+    two, one = np.uint64(2), np.uint64(1)
+    for i in range(np.uint64(width // 2)):
+        packed[i] = np.uint8(codes[two * i] | np.uint8(codes[two * i + one] << np.uint8(4)))
+
+
+@Native
+def _encode_share(arguments, worker, workers):
+    work = _work_at(arguments)
+    job = work.job
+    rows, length, k, element_bits, (n, signs_at, norm) = job.rows, job.length, job.k, job.bits, job.transform
+    signs, table, grid = (
+        carray(floats_at(signs_at), (WIDTH,)),
+        carray(_table_at(job.key), (4,)),
+        _grid_at(job.grid),
+    )
+    row_indices = carray(numbers_at(job.row_indices), (rows,))
+    packed = carray(bytes_at(job.codes), (rows, length * element_bits // 8))
+    scales = carray(bytes_at(job.scales), (rows, length // k))
+    own = work.scratch + worker * _SCRATCH
+    panel_at = own + _PANEL
+    panel, bits = carray(floats_at(panel_at), (HEIGHT, WIDTH)), carray(words_at(panel_at), (HEIGHT, WIDTH))
+    amax = carray(words_at(own + _AMAX), (HEIGHT, _BLOCKS))
+    codes = carray(bytes_at(own + _CODES), (WIDTH,))
+    random = carray(words_at(own + _RANDOM), (WIDTH,))
+    words = carray(unsigned_at(own + _WORDS), (4, WIDTH // 4))
+    random[:] = job.integer
+    across = -(-length // WIDTH)
+    begin, end = share(-(-rows // HEIGHT) * across, worker, workers)
+    for task in range(begin, end):
+        row, column = task // across * HEIGHT, task % across * WIDTH
+        height, width = min(HEIGHT, rows - row), min(WIDTH, length - column)
+        load_panel(job.layout, row, column, height, width, carray(unsigned_at(panel_at), (HEIGHT, WIDTH)))
+        if n > 1:
+            for r in range(height):
+                transform_row(panel[r], width, n, signs, norm)
+        _panel_amax(bits, height, width, k, job.tile, amax)
+        for r in range(height):
+            if job.rounding > CONSTANT:
+                index = row_indices[row + r] if job.row_indices else job.first_row + row + r
+                group = index * job.row_groups + (job.first_column + column) // job.per_call
+                groups = width // job.per_call
+                _random_integers(np.uint64(group), groups, job.per_call, table, job.integer, words, random)
+            _encode_row(
+                panel[r], bits[r], width, amax[r], job, grid, random, codes,
+                packed[row + r, column * element_bits // 8 : (column + width) * element_bits // 8],
+                scales[row + r, column // k : (column + width) // k],
+            )  # fmt: skip
+
+
+def quantize_planned(x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return packed codes [rows..., K * bits / 8] and scale codes [rows..., K / k] of a planned quantization."""
+    result = Result(plan)
+    for job in result.jobs(x):
+        elements = job.rows * job.length
+        _memory, room = scratch(elements, _SCRATCH)
+        run_native(_encode_share, _Work(job, room), elements)
+    return result.arrays()

@@ -1,0 +1,209 @@
+"""What a step of quantization computes, on lanes: the scales of its blocks, random integers, and codes of magnitudes.
+
+Each is the integer operations of the reference on vectors. Their order may be changed, not their results.
+
+Philox4x32-10 has half as many counters in a vector as there are float32. A counter's words live in 64-bit lanes, whose
+upper halves hold leftovers: the multiplication reads lower halves only, so a product is at once the new low word and,
+shifted, the new high one.
+
+Magnitudes are rounded to the grid of an element: E2M1 by special arithmetic, all others by their numbers. Both leave
+the magnitude's code in the low three or seven bits of each lane, under other bits.
+"""
+
+# Emitters work on IR values, which llvmlite does not annotate.
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from llvmlite import ir
+
+from mxref_numba.grids import FRACTION_BITS, INFINITY, NAN_CODE, Grid
+from mxref_numba.kernels import FIELD
+from mxref_numba.vector.lanes import F32, I8, I16, I32, I64, Lanes, broadcast, constant, splat
+from mxref_numba.vector.target import lanes_of
+
+_LARGEST_CODE = 254
+_SMALLEST_INVERSE = 1 << 22
+"""Bits of 2^-127, which is subnormal."""
+
+_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+_ROUNDS = 10
+_LOW = 0xFFFFFFFF
+
+TOP_VALUE = 6.0
+"""The largest value of E2M1."""
+# Between 2^22 and 2^23 the last bit of a float32 is worth a half, above 2^23 one.
+_BELOW_TWO = 2.0**23 - 2
+_FROM_FOUR = 2.0**23
+_EXPONENT_FIELD = 0x7F800000
+
+
+# ---- scales ----
+
+
+def largest(halves: Sequence[Lanes]) -> Lanes:
+    """Return the largest magnitude bits of a step's blocks, one block per group of four lanes.
+
+    Args:
+        halves: eight vectors; a block's 32 magnitudes are neighbours.
+    """
+    lanes, tops = halves[0].count, list(halves)
+    while len(tops) > lanes // 4:  # two neighbours are of one block
+        tops = _pairs_of(tops, lambda a, b: a.call("umax", b))
+    distance = lanes // 2
+    while (
+        distance >= 4
+    ):  # two neighbours are of two blocks, or of two halves: each keeps its lanes side by side
+        low = [2 * distance * group + lane for group in range(lanes // distance) for lane in range(distance)]
+        high = [lane + distance for lane in low]
+        tops = _pairs_of(tops, partial(_larger_of, low, high))
+        distance //= 2
+    (top,) = tops
+    for distance in (2, 1):
+        top = top.call("umax", top.pick([lane ^ distance for lane in range(lanes)]))
+    return top
+
+
+def _larger_of(low: list[int], high: list[int], a: Lanes, b: Lanes) -> Lanes:
+    return a.pick(low, b).call("umax", a.pick(high, b))
+
+
+def _pairs_of(vectors: Sequence[Lanes], join: Callable[[Lanes, Lanes], Lanes]) -> list[Lanes]:
+    return [join(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+
+
+def scale_codes(
+    amax: Lanes, round_up: Any, zero_scale: Any, max_exponent: Any, *, to_the_end: bool
+) -> tuple[Lanes, Lanes, Lanes]:
+    """Return E8M0 codes with all policies applied, 2^-e as float32, and which blocks are finite.
+
+    Args:
+        amax: magnitude bits.
+        round_up: int32; what carries into the exponent exactly when the scale rule bumps it.
+        zero_scale: int32; code of a block of zeros.
+        max_exponent: int32; exponent of the element's largest binade.
+        to_the_end: whether an element's largest binade may be so low that codes reach the last one, 254. The code of
+            E2M1 never does, and would lose 4 % of its speed to the two steps that hold it there.
+    """
+    builder, count = amax.builder, amax.count
+    # Float32 and E8M0 have the same bias.
+    exponent, top = (amax + splat(builder, round_up, count)) >> 23, splat(builder, max_exponent, count)
+    code = exponent.call("umax", top) - top
+    code = code.call("umin", _LARGEST_CODE) if to_the_end else code
+    inverse = ((code ^ 0xFF) - 1) << 23
+    inverse = inverse.call("umax", _SMALLEST_INVERSE) if to_the_end else inverse
+    finite = amax.compare("<", int(INFINITY))
+    stored = amax.compare("==", 0).choose(splat(builder, zero_scale, count), code)
+    stored = finite.choose(stored, splat(builder, ir.Constant(I32, int(NAN_CODE)), count))
+    return stored, inverse.cast(F32), finite
+
+
+def store_codes(codes: Lanes, address: Any) -> None:
+    """Store the scale codes that `scale_codes` gives for groups of four lanes, as bytes."""
+    codes.cast(I8).pick([16 * block for block in range(codes.count // 4)]).store(address)
+
+
+# ---- random integers ----
+
+
+def _philox(group: Lanes, table: list[Lanes]) -> list[Lanes]:
+    """Return four words per group index, each in the lower half of its 64-bit lane."""
+    c0, c1 = group, group >> 32
+    c2, c3, *keys = table
+    for k0, k1 in zip(keys[::2], keys[1::2], strict=True):
+        p0, p1 = (c0 & _LOW) * _MULTIPLIERS[0], (c2 & _LOW) * _MULTIPLIERS[1]
+        c0, c2 = (p1 >> 32) ^ c1 ^ k0, (p0 >> 32) ^ c3 ^ k1
+        c1, c3 = p1, p0
+    return [c0, c1, c2, c3]
+
+
+def random_vectors(
+    builder: ir.IRBuilder, first: Any, key: Any, mask: Any, count: int, per_call: int
+) -> list[Lanes]:
+    """Return what `round_by` adds to consecutive elements: int32 vectors.
+
+    Args:
+        builder: where the code goes.
+        first: group index of the first element, int64.
+        key: address of a `round_table`.
+        mask: int32; the top bits of the 22 of a fraction that are random.
+        count: elements, a multiple of what eight calls give.
+        per_call: elements that share a Philox call: 8 (16 bits each) or 4 (32 bits each).
+    """
+    lanes = lanes_of(builder)
+    counters = lanes // 2
+    # Group in each lane, so that interleaving two words at a time gives groups in order.
+    order = [group for pair in range(counters // 2) for group in (pair, pair + counters // 2)]
+    table = [broadcast(builder, I64, counters, key, 8 * i) for i in range(2 + 2 * _ROUNDS)]
+    kept = splat(builder, mask, lanes)
+    vectors = []
+    for start in range(0, count // per_call, counters):
+        offsets = constant(builder, I64, [start + group for group in order])
+        w0, w1, w2, w3 = _philox(splat(builder, first, counters) + offsets, table)
+        low, high = ((a & _LOW) | (b << 32) for a, b in ((w0, w1), (w2, w3)))
+        for lane in (0, 1):
+            pairs = [i for even in range(lane, counters, 2) for i in (even, even + counters)]
+            integers = low.pick(pairs, high)  # half of the groups, in order
+            if per_call == 4:
+                vectors.append((integers.cast(I32) >> 10) & kept)
+                continue
+            halves = integers.cast(I16)
+            parts = (halves.pick(range(part, part + lanes)).convert("zext", I32) for part in (0, lanes))
+            vectors.extend((part << 6) & kept for part in parts)
+    return vectors
+
+
+# ---- rounding ----
+
+
+def round_even(v: Lanes) -> Lanes:
+    """Return codes of magnitudes in [0, 6], float32, under RNE, with bit 2 flipped."""
+    # One sum rounds to halves while v is below 2, and to ones from there, and its bits count on across 2^23;
+    # the other rounds to twos. v / 2 is exact, or too small to matter, so that a fused operation rounds once.
+    # Code 0 has bits that end in 100, which keeps ties even and flips bit 2.
+    fine, coarse = (v + _BELOW_TWO).cast(I32), v.call("fma", 0.5, _FROM_FOUR).cast(I32)
+    return fine.call("umin", coarse)
+
+
+def round_by(v: Lanes, random: Lanes) -> Lanes:
+    """Return codes of v in [0, 6]: rounded up if the fraction, in units of 2^-22, plus `random` carries."""
+    line = (v * 2.0 ** (FRACTION_BITS + 1)).convert("fptosi", I32)
+    second = (line >> 1) + (2 << FRACTION_BITS)
+    third = (line >> 2) + (4 << FRACTION_BITS)
+    position = line.call("umin", second.call("umin", third)) + random
+    return position >> FRACTION_BITS
+
+
+class GridLanes:
+    """A `Grid` in every lane, from its address. Each use reads memory: kept in registers, the fields would push others
+    out.
+    """
+
+    def __init__(self, builder: ir.IRBuilder, address: Any) -> None:
+        self._builder, self._address = builder, address
+        self.top = self._of("top").cast(F32)
+        """The largest magnitude."""
+
+    def _of(self, field: str) -> Lanes:
+        place = FIELD * Grid._fields.index(field)
+        return broadcast(self._builder, I32, lanes_of(self._builder), self._address, place)
+
+    def round_even(self, v: Lanes) -> Lanes:
+        """Return codes of magnitudes up to the largest one, float32, under RNE."""
+        binade = (v.cast(I32) & _EXPONENT_FIELD).call("umax", self._of("smallest_normal"))
+        # The product is exact. Adding it to v rounds once, to the steps of the binade, with ties to even steps.
+        steps = binade.cast(F32).call("fma", self._of("even_unit").cast(F32), v)
+        return steps.cast(I32) + (binade >> self._of("step_shift"))
+
+    def round_by(self, v: Lanes, random: Lanes) -> Lanes:
+        """Return codes of such magnitudes: rounded up if the fraction, in units of 2^-22, plus `random` carries."""
+        bits, smallest = v.cast(I32), self._of("smallest_normal")
+        # The position of v if it is below the smallest normal magnitude, else of that magnitude, plus the distance from
+        # it.
+        low = bits.call("umin", smallest).cast(F32) * self._of("line_unit").cast(F32)
+        above = (bits.call("umax", smallest) - smallest) << self._of("position_shift")
+        return (low.convert("fptosi", I32) + above + random) >> FRACTION_BITS
