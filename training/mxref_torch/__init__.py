@@ -9,7 +9,7 @@ from mxref_torch.captured.operations import StepOutcome
 from mxref_torch.captured.step import CapturedStep
 from mxref_torch.checks.census import check_census, expected_census
 from mxref_torch.checks.finite import find_nonfinite
-from mxref_torch.checks.measuring import telemetry
+from mxref_torch.checks.measures import telemetry
 from mxref_torch.checks.stochastic import check_stochastic_rounding
 from mxref_torch.checks.watching import record, shadow
 from mxref_torch.conversion.convert import convert, recipe, weights_held

@@ -22,8 +22,7 @@ from mxref.recipe import OperandSpec, Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref.roles import OPERANDS, GemmRole
 from mxref.steps.hadamard import draw_rotation, hadamard
-from mxref_torch.checks.measures import Rounded, highest_scale
-from mxref_torch.checks.measuring import Telemetry
+from mxref_torch.checks.measures import Rounded, Telemetry, highest_scale
 
 TOKENS, INPUTS, OUTPUTS, STEP, SEED = 48, 64, 32, 7, 5
 

@@ -16,13 +16,12 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from mxref.formats import BlockShape
 from mxref.recipe import Recipe
-from mxref.roles import OPERANDS, GemmRole
-from mxref_torch import operators
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear
+from mxref_torch.layer.operands import width_units
 from mxref_torch.names import named_linears, named_modules, named_parameters, plain_class, some, widths
+from mxref_torch.operators import block_format
 
 Filter = Callable[[nn.Module, str], bool] | Sequence[str] | str | None
 """A function of a linear module and its name, a glob over names, a list of globs, or None for all layers."""
@@ -129,31 +128,15 @@ def _check_linear(name: str, linear: nn.Module) -> None:
         )
 
 
-_CONTRACTION = {GemmRole.FPROP: "in_features", GemmRole.DGRAD: "out_features"}
-"""The layer's width over which a GEMM contracts; Wgrad contracts over tokens."""
-_WIDTHS = {"w": ("in_features", "out_features"), "x": ("in_features",), "dy": ("out_features",)}
-"""The layer's widths that a tensor has."""
-
-
 def check_widths(name: str, linear: nn.Linear, recipe: Recipe) -> None:
     """Raise LayerError unless the layer's widths hold whole blocks."""
-    own = dict(zip(("out_features", "in_features"), widths(linear), strict=True))
-    for role in GemmRole:
-        if recipe.kind(role) != "block":
-            continue
-        for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
-            k = operators.block_format(spec).k
-            tiled = _WIDTHS[operand.tensor] if spec.block is BlockShape.TILE else ()
-            needs = dict.fromkeys(tiled, k)
-            if role in _CONTRACTION:
-                needs[_CONTRACTION[role]] = operators.block_unit(spec)
-            for axis, multiple in needs.items():
-                if own[axis] % multiple:
-                    raise LayerError(
-                        f"{name}: {axis} = {own[axis]} is not a multiple of {multiple}, which {role.value} needs "
-                        f"(k = {k}, Hadamard size {spec.hadamard or 'none'}, block {spec.block.value}); "
-                        f"add {name!r} to keep_bf16 or change the width"
-                    )
+    for axis, unit, role, spec in width_units(recipe):
+        if (width := widths(linear)[axis]) % unit:
+            raise LayerError(
+                f"{name}: {('out_features', 'in_features')[axis]} = {width} is not a multiple of {unit}, which "
+                f"{role.value} needs (k = {block_format(spec).k}, Hadamard size {spec.hadamard or 'none'}, block "
+                f"{spec.block.value}); add {name!r} to keep_bf16 or change the width"
+            )
 
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")

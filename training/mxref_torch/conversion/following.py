@@ -166,8 +166,8 @@ class Follower:
             f"the layer {layer.census.name} ran twice in compiled code at the place of one micro-batch "
             f"(step {self._context.step}, token {self._origin}), and would draw the same random bits: run the "
             "backward pass of each micro-batch before the next forward pass, call the model that convert was given by "
-            "its own forward and compile its blocks alone, or set token_origin and global_tokens before each call; evaluate within torch.no_grad(); "
-            "after an error call handle.restart()"
+            "its own forward and compile its blocks alone, or set token_origin and global_tokens before each call; "
+            "evaluate within torch.no_grad(); after an error call handle.restart()"
         )
 
     def _move_on(self) -> None:

@@ -7,7 +7,7 @@ new format of elements or scales is data, and needs no class; a new way to quant
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from mxref.backend import Backend
-from mxref.formats import BlockFormat, OperandFormat
+from mxref.formats import BlockFormat, BlockShape, OperandFormat
 from mxref.recipe import GemmProfile, OperandSource, OperandSpec, Recipe, ResultType
 from mxref.roles import OPERANDS, GemmRole
 from mxref.steps.hadamard import SignPolicy
@@ -296,6 +296,26 @@ class BlockOperand(Operand):
 
 KINDS: dict[str, type[Operand]] = {"bf16": Bf16Operand, "fp8": Fp8Operand, "block": BlockOperand}
 """The class of operands of each kind of format, as `Recipe.kind` names it."""
+
+
+_WIDTHS = {"w": (0, 1), "x": (1,), "dy": (0,)}
+"""The layer's widths that a tensor has: axes of the weight [outputs, inputs]."""
+_CONTRACTED = {GemmRole.FPROP: 1, GemmRole.DGRAD: 0}
+"""The width over which a GEMM contracts; Wgrad contracts over tokens."""
+
+
+def width_units(recipe: Recipe) -> Iterator[tuple[int, int, GemmRole, OperandSpec]]:
+    """Yield of what a recipe needs each width to be a multiple: axis of [outputs, inputs], unit, and who needs it."""
+    for role in GemmRole:
+        if recipe.kind(role) != "block":
+            continue
+        for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
+            tiled = _WIDTHS[operand.tensor] if spec.block is BlockShape.TILE else ()
+            needs = dict.fromkeys(tiled, operators.block_format(spec).k)
+            if role in _CONTRACTED:
+                needs[_CONTRACTED[role]] = operators.block_unit(spec)
+            for axis, unit in needs.items():
+                yield axis, unit, role, spec
 
 
 def layer_gemms(

@@ -19,17 +19,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from mxref.formats import BlockFormat, BlockShape
 from mxref.placement import Placement
 from mxref.recipe import Recipe
-from mxref.roles import OPERANDS, GemmRole
 from mxref_torch import operators
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear
+from mxref_torch.layer.operands import width_units
 
 _AXES = ("outputs", "inputs")
-_CONTRACTS = (GemmRole.DGRAD, GemmRole.FPROP)
-"""The GEMM that contracts over a split axis of the weight: Dgrad over outputs, Fprop over inputs."""
 
 
 @dataclass(frozen=True)
@@ -112,24 +109,14 @@ class _AddParts(torch.autograd.Function):
 
 def check_split(name: str, shape: tuple[int, int], axis: int, ranks: int, recipe: Recipe) -> None:
     """Raise LayerError unless each rank gets whole blocks and Hadamard groups of a weight [outputs, inputs]."""
-    size = shape[axis]
-    unit, why = 1, "to be split evenly"
-    for role in GemmRole:
-        if recipe.kind(role) != "block":
-            continue
-        for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
-            assert isinstance(spec.format, BlockFormat)
-            needed = 1
-            if role is _CONTRACTS[axis]:
-                needed = operators.block_unit(spec)
-            elif spec.block is BlockShape.TILE and operand.tensor in ("w", ("dy", "x")[axis]):
-                needed = spec.format.k
-            if needed > unit:
-                unit, why = (
-                    needed,
-                    f"of which {role.value} has blocks (k = {spec.format.k}) and Hadamard groups",
-                )
-                why += f" ({spec.hadamard or 'none'}) that must not lie on two ranks"
+    size, unit, why = shape[axis], 1, "to be split evenly"
+    for along, needed, role, spec in width_units(recipe):
+        if along == axis and needed > unit:
+            unit = needed
+            why = (
+                f"of which {role.value} has blocks (k = {operators.block_format(spec).k}) and Hadamard groups "
+                f"({spec.hadamard or 'none'}) that must not lie on two ranks"
+            )
     if size % ranks or (size // ranks) % unit:
         most = max((n for n in range(1, ranks) if size % n == 0 and (size // n) % unit == 0), default=1)
         raise LayerError(
