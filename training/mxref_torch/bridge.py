@@ -1,4 +1,4 @@
-"""Torch tensors as a backend's arrays and back, without copying where memory can be shared."""
+"""Torch tensors as a backend's arrays and back, without copying where memory can be shared. No value is changed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The names of a model's modules, whatever wraps the model or its parts.
 
 `torch.compile`, data parallelism and activation checkpointing put a module around another one. Globs over
-names, layer indices and messages are about the model inside, so the wrapper's own attribute is left out.
+names, layer indices and messages are about the model inside, so the wrapper's own attribute is left out. Recipes,
+saved histories and the layers' random streams depend on these names and their order.
 """
 
 from __future__ import annotations

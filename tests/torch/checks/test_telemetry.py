@@ -415,3 +415,18 @@ def test_autocast_and_a_recipe_for_a_region_are_measured_as_they_ran(monkeypatch
     (step,), (again,) = ([values for own, values in read if own is whose] for whose in (True, False))
     assert step.dtype is again.dtype is torch.bfloat16
     assert torch.equal(step, again)
+
+
+def test_a_backward_pass_within_autocast_is_measured_without_it() -> None:
+    rows = []
+    for within in (True, False):
+        net, _ = converted(recipe_from_table({"all": {"format": "mxfp4"}}))
+        with mxref_torch.telemetry(net) as seen:
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = net(tokens(0, 64)).float().square().sum()
+                if within:
+                    loss.backward()
+            if not within:
+                loss.backward()
+        rows.append(seen.rows)
+    assert rows[0] == rows[1]

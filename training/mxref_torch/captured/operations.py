@@ -1,4 +1,7 @@
-"""The operations of a step, none of which waits for the device, and the ranks that take the step together."""
+"""The operations of a step, none of which waits for the device, and the ranks that take the step together.
+
+All of `StepOperations.run` is captured as a CUDA graph: it may not read a value, print, or depend on one.
+"""
 
 from __future__ import annotations
 

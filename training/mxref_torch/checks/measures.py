@@ -197,30 +197,16 @@ def as_rounded(
     packed = to_backend(operand.codes, impl), to_backend(operand.scales, impl)
     stored = MXArray(*packed, (rows, length), 1, spec.block, spec.prescale, format=format)
     result = from_backend(impl.dequantize(stored, "float32"), impl)  # [rows, K]
-    source = _before_rounding(values, spec, layer, role, which, length, step)  # [rows, K]
+    own = OPERANDS[role][which]
+    source = (values.t() if own.axis == 0 else values).float()
+    source = torch.nn.functional.pad(source, (0, length - source.shape[1])).contiguous()  # [rows, K]
+    if spec.hadamard:
+        stream = Stream(layer.context.seed, step, layer.index, own.id)
+        rotation = draw_rotation(spec.hadamard, spec.signs, stream, spec.sign_vector)
+        turned = impl.hadamard(to_backend(source, impl), rotation.n, rotation.signs, axis=1)
+        source = from_backend(turned, impl)
     prescale = format.element.prescale if spec.prescale else 1.0
     return Rounded(source, result, format, format.element.max_value, prescale=prescale, scales=operand.scales)
-
-
-def _before_rounding(
-    values: torch.Tensor,
-    spec: OperandSpec,
-    layer: MXLinear,
-    role: GemmRole,
-    which: int,
-    length: int,
-    step: int,
-) -> torch.Tensor:
-    """Return the source of an operand in float32, block axis last, padded and transformed: [rows, length]."""
-    operand, context = OPERANDS[role][which], layer.context
-    v = (values.t() if operand.axis == 0 else values).float()
-    v = torch.nn.functional.pad(v, (0, length - v.shape[1])).contiguous()
-    if not spec.hadamard:
-        return v
-    stream = Stream(context.seed, step, layer.index, operand.id)
-    rotation = draw_rotation(spec.hadamard, spec.signs, stream, spec.sign_vector)
-    impl = context.backend
-    return from_backend(impl.hadamard(to_backend(v, impl), rotation.n, rotation.signs, axis=1), impl)
 
 
 def highest_scale(rule: ScaleRule, format: BlockFormat) -> int:
@@ -393,7 +379,7 @@ class _Tap(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (x,) = ctx.saved_tensors
         layer = ctx.layer
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(dy.device.type, enabled=False):
             flat = x.reshape(-1, layer.in_features), dy.reshape(-1, layer.out_features)
             ctx.seen.measure(layer, ctx.recipe, ctx.gemms, *flat, ctx.place, ctx.needs_dx)
         return dy, None, None, None, None

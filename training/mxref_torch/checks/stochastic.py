@@ -1,4 +1,7 @@
-"""The check of stochastic rounding before the first step of a run, through the operators that training uses."""
+"""The check of stochastic rounding before the first step of a run, through the operators that training uses.
+
+What is wrong with a rounding is told by `mxref.conformance.stochastic`. Here is how training rounds.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,6 @@ from mxref_torch.errors import LayerError
 from mxref_torch.layer.operands import READERS
 from mxref_torch.operators import blocks
 
-_Beside = tuple[OperandSpec, int] | None
-"""Treatment and stream id of the operand that is made in one read with another, if there is one."""
-
 
 def check_stochastic_rounding(backend: Backend | str, recipe: Recipe | str | Path) -> None:
     """Round a known block many times for each SR operand of the recipe, through the operator that training uses.
@@ -46,26 +46,30 @@ def check_stochastic_rounding(backend: Backend | str, recipe: Recipe | str | Pat
             for operand, spec in zip(OPERANDS[role], treatment.operands(role), strict=True):
                 if not isinstance(spec.format, BlockFormat) or spec.rounding is not Rounding.SR:
                     continue
-                stream = Stream(0, 1, 2, operand.id)
-                beside = _beside(treatment, role, operand.tensor)
-                if problem := _problem(backend, spec, operand.axis, stream, beside):
+                beside = next(
+                    (
+                        (treatment.operands(other)[which], OPERANDS[other][which].id)
+                        for other, which in READERS[operand.tensor]
+                        if other is not role and treatment.kind(other) == "block"
+                    ),
+                    None,
+                )
+                if problem := _problem(backend, spec, operand.axis, operand.id, beside):
                     raise LayerError(
                         f"stochastic rounding of {role.value}.{operand.tensor} by backend {backend.name!r} {problem}; "
                         "choose another backend or rounding = 'rne'"
                     )
 
 
-def _beside(recipe: Recipe, role: GemmRole, tensor: str) -> _Beside:
-    for other, which in READERS[tensor]:
-        if other is not role and recipe.kind(other) == "block":
-            return recipe.operands(other)[which], OPERANDS[other][which].id
-    return None
+def _problem(
+    backend: Backend, spec: OperandSpec, axis: int, operand: int, beside: tuple[OperandSpec, int] | None
+) -> str:
+    """Return what is wrong with a backend's SR of an operand, or an empty string.
 
-
-def _problem(backend: Backend, spec: OperandSpec, axis: int, stream: Stream, beside: _Beside) -> str:
-    """Return what is wrong with a backend's SR of an operand, or an empty string."""
-    native = backend.capabilities.native_sr
-    alone, both = (partial(_round, backend, axis, other) for other in (None, beside))
+    `beside` has treatment and stream id of the operand that is made in one read with it, if there is one.
+    """
+    native, stream = backend.capabilities.native_sr, Stream(0, 1, 2, operand)
+    alone, both = (partial(_rounded, backend, axis, other) for other in (None, beside))
     problem = stochastic_problem(alone, spec, axis, stream, native=native)
     if problem or beside is None:
         return problem
@@ -78,10 +82,10 @@ def _problem(backend: Backend, spec: OperandSpec, axis: int, stream: Stream, bes
     return "draws other bits where both orientations of a tensor are made at once"
 
 
-def _round(
+def _rounded(
     backend: Backend,
     axis: int,
-    beside: _Beside,
+    beside: tuple[OperandSpec, int] | None,
     x: NDArray[np.float32],
     spec: OperandSpec,
     stream: Stream,

@@ -4,6 +4,7 @@ Random bits are counted in the tensor of all tokens of a step. Micro-batches tha
 draw the same bits. So the place moves on by the tokens of a micro-batch when its backward pass ends, when the next
 forward pass of the whole model begins, or when a layer that has drawn at this place begins another forward pass.
 Compiled code has the place that was set before it was called, so a layer that would draw there again is refused.
+Every change of where the place moves to changes the random bits of users' runs.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ scale = fp8_max / amax. Under delayed scaling the scale of a step comes from the
 the maximum over its micro-batches; a tensor's first step uses its own amax. That history is training
 state and lives in buffers. Source: Micikevicius et al., "FP8 formats for deep learning"
 (arXiv 2209.05433); the delayed scheme is Transformer Engine's with a history of one step.
+The order of the operations in this file decides bits.
 
 Implements: fp8.formats
 """

@@ -3,7 +3,7 @@
 Operators take tensors, integers and strings alone: a backend travels by its name in a table, the
 treatment of an operand as compact JSON. This module has these tables; `blocks` and `dense` have the operators.
 GEMMs are counted where they run, and not where they are asked for: a compiled graph that drops or replaces one cannot
-hide it from the census.
+hide it from the census. A compiler merges calls with equal arguments, so these must say all that a result depends on.
 
 Watchers are called after each operator of a block format: a shadow or a recording. Usually there is none. They are a
 list of the process: autograd runs the backward pass of a GPU in a thread of its own.

@@ -1,4 +1,7 @@
-"""Operators of block formats: they make operands along one axis of a matrix or along both, and multiply them."""
+"""Operators of block formats: they make operands along one axis of a matrix or along both, and multiply them.
+
+The function before each operator gives compilers the shapes and types of its results: change both together.
+"""
 
 from __future__ import annotations
 

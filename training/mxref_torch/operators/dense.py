@@ -1,4 +1,7 @@
-"""The operator of the GEMMs of BF16 and FP8, counted where it runs."""
+"""The operator of the GEMMs of BF16 and FP8, counted where it runs.
+
+Which product of PyTorch is called decides bits, on each device its own.
+"""
 
 from __future__ import annotations
 
