@@ -62,7 +62,7 @@ class _Split(Protocol):
 
 
 class LayerState(nn.Linear):
-    """The part of `MXLinear` that does not compute."""
+    """What `MXLinear` has beside its forward pass: its recipe, its operands, and its place in training."""
 
     scales_class = Fp8Scales
     """What holds FP8's scales; a subclass may have the protocol of a framework."""

@@ -113,30 +113,30 @@ def _converted_class(model: Any) -> Any:
 
 
 def _convert(model: BaseModel, conversion: MXLinearConverter.Config) -> None:
-    chosen = chosen_names(named_linears(model), conversion)
+    recipe = load_recipe(conversion.recipe)
+    chosen = _chosen_names(named_linears(model), conversion, recipe)
     # torchtitan builds on the meta device, where the places and recipes of the layers would have no values.
     with torch.device("cpu"):
         handle = convert(
             model,
-            conversion.recipe,
+            recipe,
             filter_fn=lambda _, name: name in chosen,
             backend=conversion.backend,
             seed=conversion.seed,
             steps=conversion.steps,
             layer_class=ModuleMXLinear,
         )
-    vars(model)[RECIPE] = load_recipe(conversion.recipe).digest
+    vars(model)[RECIPE] = recipe.digest
     logger.info(f"mxref: {handle!r}")
 
 
-def chosen_names(names: Collection[str], conversion: MXLinearConverter.Config) -> set[str]:
+def _chosen_names(names: Collection[str], conversion: MXLinearConverter.Config, recipe: Recipe) -> set[str]:
     """Return the names of the layers that a converter's configuration chooses.
 
     Raises:
         LayerError: an entry that matches no layer, or no layer left.
     """
     wanted = _matched(names, conversion.fqns, "fqns") if conversion.fqns else set(names)
-    recipe = load_recipe(conversion.recipe)
     chosen = {
         name
         for name in wanted - _matched(names, conversion.filter_fqns, "filter_fqns")
