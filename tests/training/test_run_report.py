@@ -21,7 +21,7 @@ from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import dumps
 from mxref_training.lab.study import RESULTS
 from mxref_training.report.runs.page import runs_page, signs
-from mxref_training.report.runs.plots import METRICS, layer_grid, value_of
+from mxref_training.report.runs.plots import METRICS, layer_grid
 from mxref_training.report.runs.read import read_runs
 from mxref_training.report.runs.tables import all_tables
 from training_setup import change, run
@@ -309,9 +309,9 @@ def test_layers_stand_on_a_grid_of_depth_and_kind() -> None:
 def test_the_spread_of_scales_is_in_powers_of_two() -> None:
     spread = METRICS[-1]
     line = {"scale_min": 2.0, "scale_max": 64.0, "format": "fp8"}
-    assert value_of(line, spread) == 5
-    assert value_of(line | {"format": "mxfp4"}, spread) == 62
-    assert value_of(line | {"scale_min": None}, spread) is None
+    assert spread.value(line) == 5
+    assert spread.value(line | {"format": "mxfp4"}) == 62
+    assert spread.value(line | {"scale_min": None}) is None
 
 
 def test_names_of_runs_tell_them_apart(mixed: Path, tmp_path: Path) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize, TwoSlopeNorm
+from matplotlib.colors import CenteredNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
@@ -40,36 +40,41 @@ class Metric:
 
     key: str
     title: str
-    scale: float = 1.0
-    """Factor of the number in figures."""
+    of: Callable[[Line], float | None] | None = None
+    """Its value in a line, where that is not the key's."""
     colours: str = "viridis"
     signed: bool = False
     """Whether zero is the middle of the colours."""
     from_zero: bool = False
+
+    def value(self, line: Line) -> float | None:
+        """Return the number of a line as figures show it."""
+        return self.of(line) if self.of else line.get(self.key)
+
+
+def _percent_bias(line: Line) -> float | None:
+    return None if line["bias"] is None else 100 * line["bias"]
+
+
+def _binades(line: Line) -> float | None:
+    """Return the spread of the scales in powers of two."""
+    low, high = line["scale_min"], line["scale_max"]
+    if low is None or high is None:
+        return None
+    # The scales of block formats are exponents; that of FP8 is the factor itself.
+    return float(math.log2(high / low)) if line["format"] == "fp8" else float(high - low)
 
 
 METRICS = (
     Metric("snr", "SNR, dB"),
     Metric("clipped", "Clipped, %", colours="YlOrRd", from_zero=True),
     Metric("zeroed", "Zeroed, %", colours="YlOrRd", from_zero=True),
-    Metric("bias", "Bias, %", 100.0, "RdBu_r", signed=True),
-    Metric("spread", "Spread of scales, binades", from_zero=True),
+    Metric("bias", "Bias, %", _percent_bias, "RdBu_r", signed=True),
+    Metric("spread", "Spread of scales, binades", _binades, from_zero=True),
 )
 """The numbers that figures show for each operand."""
 COSINE = Metric("cosine", "Cosine of dW")
 GRADIENT = ("wgrad", "dw")
-
-
-def value_of(line: Line, metric: Metric) -> float | None:
-    """Return a number of a line as figures show it; the spread of scales is in powers of two."""
-    if metric.key != "spread":
-        value = line.get(metric.key)
-        return None if value is None else value * metric.scale
-    low, high = line["scale_min"], line["scale_max"]
-    if low is None or high is None:
-        return None
-    # The scales of block formats are exponents; that of FP8 is the factor itself.
-    return float(math.log2(high / low)) if line["format"] == "fp8" else float(high - low)
 
 
 def run_colours(runs: Sequence[Run]) -> dict[str, str]:
@@ -176,12 +181,12 @@ def _series(axes: Axes, run: Run, lines: Sequence[Line], metric: Metric, runs: S
     by_layer: dict[str, Points] = defaultdict(list)
     by_step: dict[float, list[float]] = defaultdict(list)
     for line in lines:
-        value = value_of(line, metric)
-        if value is not None:
+        if (value := metric.value(line)) is not None:
             by_layer[line["layer"]].append((line["step"], value))
             by_step[line["step"]].append(value)
-    middle = [(step, median(values)) for step, values in sorted(by_step.items())]
-    look: dict[str, Any] = {"marker": "o", "ms": 3} if len(middle) == 1 else {}
+    steps = sorted(by_step)
+    middle = [(step, median(by_step[step])) for step in steps]
+    look: dict[str, Any] = {"marker": "o", "ms": 3} if len(steps) == 1 else {}
     colour = run_colours(runs)[run.name]
     if len(runs) == 1:
         for points in by_layer.values():
@@ -189,9 +194,9 @@ def _series(axes: Axes, run: Run, lines: Sequence[Line], metric: Metric, runs: S
         plot(axes, middle, lw=1.6, color=INK, **look)
         return
     plot(axes, middle, lw=1.4, color=colour, **look)
-    if len(middle) > 1:
-        low, high = ([float(np.quantile(by_step[x], q)) for x, _ in middle] for q in (0.1, 0.9))
-        axes.fill_between([x for x, _ in middle], low, high, color=colour, alpha=0.15, lw=0)
+    if len(steps) > 1:
+        low, high = ([float(np.quantile(by_step[step], q)) for step in steps] for q in (0.1, 0.9))
+        axes.fill_between(steps, low, high, color=colour, alpha=0.15, lw=0)
 
 
 def heat_svg(runs: Sequence[Run], metric: Metric) -> str:
@@ -206,7 +211,9 @@ def heat_svg(runs: Sequence[Run], metric: Metric) -> str:
         for run in runs
         for slot in slots
     }
-    norm = _colour_range(list(values.values()), metric)
+    norm = CenteredNorm() if metric.signed else Normalize(vmin=0.0 if metric.from_zero else None)
+    every = np.ma.masked_invalid(list(values.values()))
+    norm.autoscale_None(every if every.count() else [0.0, 1.0])
     prefix = f"heat-{metric.key}"
     with styled(prefix):
         figure = Figure(figsize=(WIDTH, 0.75 + len(runs) * (height + 0.2)), layout="constrained")
@@ -215,9 +222,7 @@ def heat_svg(runs: Sequence[Run], metric: Metric) -> str:
         for row, run in zip(panels, runs, strict=True):
             for axes, slot in zip(row, slots, strict=True):
                 shown = np.ma.masked_invalid(values[run.name, slot])
-                image = axes.imshow(
-                    shown, cmap=metric.colours, norm=norm, aspect="auto", interpolation="nearest"
-                )
+                image = axes.imshow(shown, metric.colours, norm, aspect="auto", interpolation="nearest")
                 axes.set_xticks(range(len(grid.kinds)), grid.kinds, rotation=90 if len(grid.kinds) > 3 else 0)
                 axes.set_yticks(range(0, len(grid.depths), step), grid.depths[::step])
                 axes.tick_params(length=0, labelsize=SMALLEST)
@@ -230,17 +235,6 @@ def heat_svg(runs: Sequence[Run], metric: Metric) -> str:
         bar.outline.set_visible(False)
         bar.ax.tick_params(labelsize=SMALLEST, length=2)
         return svg(figure, prefix)
-
-
-def _colour_range(tables: Sequence[NDArray[np.float64]], metric: Metric) -> Normalize:
-    """Return the range of the colours over all panels."""
-    found = np.concatenate([table[np.isfinite(table)] for table in tables])
-    low, high = (float(found.min()), float(found.max())) if found.size else (0.0, 1.0)
-    if metric.signed:
-        most = max(abs(low), abs(high)) or 1.0
-        return TwoSlopeNorm(0.0, -most, most)
-    low = 0.0 if metric.from_zero else low
-    return Normalize(low, high if high > low else low + 1.0)
 
 
 @dataclass(frozen=True)
@@ -288,8 +282,7 @@ def _by_place(lines: Sequence[Line], grid: LayerGrid, metric: Metric) -> NDArray
     """Return a number of each layer at its place in the grid; NaN where there is none."""
     values = np.full((len(grid.depths), len(grid.kinds)), np.nan)
     for line in lines:
-        value = value_of(line, metric)
-        if value is not None:
+        if (value := metric.value(line)) is not None:
             values[grid.place[line["layer"]]] = value
     return values
 
