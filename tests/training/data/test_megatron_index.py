@@ -66,6 +66,9 @@ def test_documents_of_several_sequences(tmp_path: Path) -> None:
     assert len(file.lengths) == 4
 
 
+_APART = "its lengths, places and document boundaries do not fit together: fetch or make both files again"
+
+
 def change_index(place: int, form: str, value: object) -> object:
     def change(data: bytearray) -> None:
         struct.pack_into(form, data, place, value)
@@ -76,35 +79,28 @@ def change_index(place: int, form: str, value: object) -> object:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (change_index(0, "<3s", b"XYZ"), r"no index of Megatron: it begins with b'XYZDIDX"),
-        (change_index(9, "<Q", 2), "has version 2 of the format: this program reads version 1"),
+        (change_index(0, "<3s", b"XYZ"), r"no index of Megatron of version 1: it begins with b'XYZDIDX"),
+        (change_index(9, "<Q", 2), r"no index of Megatron of version 1: it begins with .*, 2"),
         (change_index(17, "<B", 7), r"dtype code 7 \(float32\): token ids must be integers"),
         (change_index(17, "<B", 9), r"dtype code 9 \(unknown\)"),
         (
             change_index(18, "<Q", 5),
             r"is cut short: expected 134 bytes, found 122 \(its header counts 5 sequences",
         ),
-        (change_index(18, "<Q", 3), r"is too long: expected 110 bytes, found 122"),
         (change_index(26, "<Q", 2**60), r"is cut short: expected 9,223,372,036,854,775,890 bytes, found 122"),
-        (change_index(34, "<i", -3), "sequence 0 has a length of -3"),
-        (
-            change_index(34, "<i", 4),
-            "sequence 1 begins at byte 12, expected 16, where the one before it ends",
-        ),
-        (change_index(50 + 16, "<q", 4), "sequence 2 begins at byte 4, expected 12"),
+        (change_index(34, "<i", -3), _APART),
+        (change_index(34, "<i", 4), _APART),
+        (change_index(50 + 16, "<q", 4), _APART),
         (
             change_index(34 + 12, "<i", 5),
             r"data.bin is cut short: expected 36 bytes, found 32 \(.* 9 tokens of 4",
         ),
-        (change_index(82, "<q", 1), "boundaries must go from 0 to 4 sequences, found 1 to 4"),
-        (change_index(114, "<q", 3), "boundaries must go from 0 to 4 sequences, found 0 to 3"),
-        (change_index(98, "<q", 0), "document boundary 2 lies before the one before it"),
-        (
-            lambda data: data.__delitem__(slice(33, None)),
-            "is cut short: expected at least 34 bytes, found 33",
-        ),
+        (change_index(82, "<q", 1), _APART),
+        (change_index(114, "<q", 3), _APART),
+        (change_index(98, "<q", 0), _APART),
+        (lambda data: data.__delitem__(slice(33, None)), "is cut short: it has 33 of at least 34 bytes"),
         (lambda data: data.__delitem__(slice(-1, None)), "is cut short: expected 122 bytes, found 121"),
-        (lambda data: data.clear(), "data.idx is cut short: expected at least 34 bytes, found 0"),
+        (lambda data: data.clear(), "data.idx is cut short: it has 0 of at least 34 bytes"),
     ],
 )
 def test_a_damaged_index_is_refused(tmp_path: Path, change, message: str) -> None:

@@ -63,32 +63,49 @@ def open_indexed(prefix: Path) -> IndexedFile:
     """Return a pair of files, mapped into memory.
 
     Raises:
-        DataError: a file is missing, has another size than its header or the index says, is no index of version 1,
-            holds no integers or no tokens, or its places or boundaries do not fit its lengths.
+        DataError: a file is missing or has another size than its header or the index says, or the index is none of
+            version 1, has no integers or no tokens, or its lengths, places and boundaries do not fit together.
     """
     path, tokens_path = beside(prefix, ".idx"), beside(prefix, ".bin")
     try:
-        data = path.read_bytes() if path.stat().st_size < HEADER.size else np.memmap(path, np.uint8, "r")
-        found = tokens_path.stat().st_size
+        found, tokens_found = path.stat().st_size, tokens_path.stat().st_size
+        if found < HEADER.size:
+            raise DataError(f"{path} is cut short: it has {found} of at least {HEADER.size} bytes: {_AGAIN}")
+        index = np.memmap(path, np.uint8, "r")
     except OSError as error:
         raise DataError(
             f"cannot read {error.filename} ({error.strerror}): a prefix names both {prefix.name}.bin and "
             f"{prefix.name}.idx"
         ) from error
-    dtype, lengths, places, boundaries = _arrays(path, data)
-    starts = _starts(path, dtype, lengths, places)
-    if not len(boundaries) or boundaries[0] != 0 or boundaries[-1] != len(lengths):
-        ends = f"{boundaries[0]} to {boundaries[-1]}" if len(boundaries) else "none"
+    magic, version, code, sequences, boundaries = HEADER.unpack(index[: HEADER.size].tobytes())
+    if magic != MAGIC or version != VERSION:
         raise DataError(
-            f"{path}: the document boundaries must go from 0 to {len(lengths)} sequences, found {ends}: {_AGAIN}"
+            f"{path} is no index of Megatron of version {VERSION}: it begins with {magic!r}, {version}"
         )
-    if len(down := np.flatnonzero(np.diff(boundaries) < 0)):
-        raise DataError(f"{path}: document boundary {down[0] + 1} lies before the one before it: {_AGAIN}")
+    dtype = np.dtype(DTYPES.get(code, "V"))
+    if dtype.kind not in "iu":
+        what = dtype.name if code in DTYPES else "unknown"
+        raise DataError(f"{path}: the tokens have dtype code {code} ({what}): token ids must be integers")
+    why = f"its header counts {sequences:,} sequences and {boundaries:,} document boundaries"
+    _require_size(path, found, HEADER.size + (4 + 8) * sequences + 8 * boundaries, why)
+    place = HEADER.size
+    lengths = np.frombuffer(index, "<i4", sequences, place)
+    places = np.frombuffer(index, "<i8", sequences, place + 4 * sequences)
+    ends = np.frombuffer(index, "<i8", boundaries, place + (4 + 8) * sequences)
+    starts = np.zeros(sequences + 1, np.int64)
+    np.cumsum(lengths, dtype=np.int64, out=starts[1:])
+    if (
+        (lengths < 0).any()
+        or (places != starts[:-1] * dtype.itemsize).any()
+        or [*ends[:1], *ends[-1:]] != [0, sequences]
+        or (np.diff(ends) < 0).any()
+    ):
+        raise DataError(f"{path}: its lengths, places and document boundaries do not fit together: {_AGAIN}")
     if not starts[-1]:
         raise DataError(f"{path}: the index lists no tokens: give data with tokens")
     why = f"{path.name} lists {starts[-1]:,} tokens of {dtype.itemsize} bytes"
-    _require_size(tokens_path, found, int(starts[-1]) * dtype.itemsize, why)
-    return IndexedFile(prefix, np.memmap(tokens_path, dtype, "r"), lengths, starts, len(boundaries) - 1)
+    _require_size(tokens_path, tokens_found, int(starts[-1]) * dtype.itemsize, why)
+    return IndexedFile(prefix, np.memmap(tokens_path, dtype, "r"), lengths, starts, boundaries - 1)
 
 
 def beside(prefix: Path, suffix: str) -> Path:
@@ -100,48 +117,6 @@ def _require_size(path: Path, found: int, expected: int, why: str) -> None:
     if found != expected:
         state = "is cut short" if found < expected else "is too long"
         raise DataError(f"{path} {state}: expected {expected:,} bytes, found {found:,} ({why}): {_AGAIN}")
-
-
-def _arrays(
-    path: Path, index: Any
-) -> tuple[np.dtype[Any], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the dtype of the tokens, lengths, places and document boundaries of an index."""
-    if len(index) < HEADER.size:
-        raise DataError(
-            f"{path} is cut short: expected at least {HEADER.size} bytes, found {len(index)}: {_AGAIN}"
-        )
-    magic, version, code, sequences, boundaries = HEADER.unpack(index[: HEADER.size].tobytes())
-    if magic != MAGIC:
-        raise DataError(f"{path} is no index of Megatron: it begins with {magic!r}, expected {MAGIC!r}")
-    if version != VERSION:
-        raise DataError(f"{path} has version {version} of the format: this program reads version {VERSION}")
-    dtype = np.dtype(DTYPES.get(code, "V"))
-    if dtype.kind not in "iu":
-        what = dtype.name if code in DTYPES else "unknown"
-        raise DataError(f"{path}: the tokens have dtype code {code} ({what}): token ids must be integers")
-    why = f"its header counts {sequences:,} sequences and {boundaries:,} document boundaries"
-    _require_size(path, len(index), HEADER.size + (4 + 8) * sequences + 8 * boundaries, why)
-    place = HEADER.size
-    lengths = np.frombuffer(index, "<i4", sequences, place)
-    places = np.frombuffer(index, "<i8", sequences, place + 4 * sequences)
-    return dtype, lengths, places, np.frombuffer(index, "<i8", boundaries, place + (4 + 8) * sequences)
-
-
-def _starts(
-    path: Path, dtype: np.dtype[Any], lengths: NDArray[np.int32], places: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return the first token of every sequence; the places must be those of sequences without gaps."""
-    if len(negative := np.flatnonzero(lengths < 0)):
-        raise DataError(f"{path}: sequence {negative[0]} has a length of {lengths[negative[0]]}: {_AGAIN}")
-    starts = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, dtype=np.int64, out=starts[1:])
-    if len(wrong := np.flatnonzero(places != starts[:-1] * dtype.itemsize)):
-        first = wrong[0]
-        raise DataError(
-            f"{path}: sequence {first} begins at byte {places[first]:,}, expected "
-            f"{starts[first] * dtype.itemsize:,}, where the one before it ends: {_AGAIN}"
-        )
-    return starts
 
 
 def write_indexed(prefix: Path, documents: Sequence[Sequence[int] | NDArray[Any]], dtype: Any) -> None:

@@ -38,7 +38,8 @@ def results_table(results: Results) -> Table:
         Column("gap_high_precision", f"Δ {second}", "+.4f"),
         Column("verdict", of=verdict, left=True),
     )
-    return table if second else table.without("gap_high_precision")
+    claimed = any(arm["paper"] for arm in results["arms"])
+    return table.without(*([] if second else ["gap_high_precision"]), *([] if claimed else ["paper"]))
 
 
 def overhead(arm: Record) -> str:
