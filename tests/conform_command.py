@@ -8,6 +8,10 @@ import shlex
 from click.testing import CliRunner, Result
 
 from mxref.cli import main
+from places import ROOT
+
+TOY = f"{ROOT}/docs/examples/toy_backend.py:backend"
+PLANTED = f"{ROOT}/docs/examples/planted_fault_backend.py:backend"
 
 
 def run(*args: str, width: int = 100) -> Result:

@@ -85,7 +85,6 @@ def check(
     """
     start = time.monotonic()
     choice = Choice.of(ops, dialects, clauses, seed, level, formats)
-    choice.validate()
     here = in_process or not isinstance(backend, str)
     if here and jobs != 1:
         raise BackendError(
@@ -105,7 +104,7 @@ def check(
             failure = Failure("conformance.protocol", str(err), check="the backend is loaded")
             _count(results, failure)
     return Report(
-        name, Level(level), seed, choice.ops,
+        name, choice.level, seed, choice.ops,
         tuple(results[clause] for clause in by_rank(results)), time.monotonic() - start, choice.formats,
     )  # fmt: skip
 

@@ -177,7 +177,11 @@ class Processes:
         else:
             self._ended += 1
         if not shrink:
-            yield self._failed(at, f"the process {end}")
+            self.lost.add(at)
+            check = self._described[at]
+            words = dict(check.asked.describe())
+            failure = Failure(check.clause, f"the process {end}", words, lost=True, check=check.title)
+            yield at, CheckResult(0, failure)
 
     def _given_up(self, waiting: deque[_Task]) -> Iterator[tuple[int, CheckResult]]:
         """Yield for every waiting check a verdict that it is skipped, with the reason."""
@@ -186,12 +190,6 @@ class Processes:
             if not shrink:
                 reason = f"{self._ended} checks ended their process and {self._hung} took too long"
                 yield from ((i, CheckResult(0, unasked=reason)) for i in numbers)
-
-    def _failed(self, i: int, message: str) -> tuple[int, CheckResult]:
-        self.lost.add(i)
-        check = self._described[i]
-        words = dict(check.asked.describe())
-        return i, CheckResult(0, Failure(check.clause, message, words, lost=True, check=check.title))
 
     @cached_property
     def _described(self) -> list[Check]:

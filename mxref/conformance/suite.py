@@ -31,7 +31,7 @@ from mxref.conformance.clauses import CLAUSES
 from mxref.conformance.outcome import CheckResult, Failure, Level
 from mxref.conformance.requests.quantizing import MalformedAnswer
 from mxref.conformance.watch import Copies
-from mxref.dialects import dialect
+from mxref.dialects import DIALECTS
 from mxref.errors import RecipeError, UnsupportedError
 from mxref.formats import BLOCK_FORMATS
 from mxref.recipe import OperandSpec
@@ -59,22 +59,19 @@ def checks_of(
     return Choice.of(ops, dialects, clauses, seed, level, formats).checks(capabilities)
 
 
-def _member(value: str, known: Collection[str], what: str) -> None:
-    if value not in known:
-        names = [str(name) for name in known]
-        raise RecipeError(
-            f"unknown {what} {shown(value)}{suggestion(value, names)}; known: {', '.join(names)}"
-        )
-
-
-def _several(what: str, values: Any) -> tuple[str, ...]:
-    """Return one name or several as a tuple, None as an empty one; RecipeError for anything else."""
-    if isinstance(values, str):
-        return (values,)
+def _names(argument: str, what: str, values: Any, known: Collection[str]) -> tuple[str, ...]:
+    """Return one name or several as a tuple, None as an empty one; RecipeError for another type or an unknown name."""
     try:
-        return tuple(values or ())
+        names = (values,) if isinstance(values, str) else tuple(values or ())
     except TypeError:
-        raise RecipeError(f"{what} must be a name or several, got {described(values)}") from None
+        raise RecipeError(f"{argument} must be a name or several, got {described(values)}") from None
+    for name in names:
+        if name not in known:
+            every = [str(each) for each in known]
+            raise RecipeError(
+                f"unknown {what} {shown(name)}{suggestion(name, every)}; known: {', '.join(every)}"
+            )
+    return names
 
 
 def _treated(check: Check, specs: Iterable[OperandSpec]) -> bool:
@@ -84,10 +81,8 @@ def _treated(check: Check, specs: Iterable[OperandSpec]) -> bool:
 
 def _within(spec: OperandSpec, whole: OperandSpec) -> bool:
     """Return whether a treatment uses no more than another: its transform or its prescale may be left out."""
-    bare = replace(spec, hadamard=whole.hadamard, signs=whole.signs, zero_scale=whole.zero_scale)
-    bare = replace(
-        bare, format=whole.format, prescale=whole.prescale, sr_bits=whole.sr_bits, nonfinite=whole.nonfinite
-    )
+    free = ("format", "hadamard", "nonfinite", "prescale", "signs", "sr_bits", "zero_scale")
+    bare = replace(spec, **{name: getattr(whole, name) for name in free})
     return bare == whole and spec.hadamard in (0, whole.hadamard) and spec.prescale in (False, whole.prescale)
 
 
@@ -96,38 +91,34 @@ class Choice:
     """The part of the suite that is asked for, as `checks_of` takes it."""
 
     ops: tuple[str, ...]
-    dialects: tuple[str, ...]
+    specs: tuple[OperandSpec, ...]
+    """Treatments of the dialects; empty for all that are declared."""
     clauses: tuple[str, ...]
     seed: int
-    level: str
+    level: Level
     formats: tuple[str, ...]
 
     @classmethod
     def of(cls, ops: Any, dialects: Any, clauses: Any, seed: int, level: str, formats: Any = None) -> Self:
-        """Return a choice from names, one alone or several; no operation or format means all of them."""
-        named = _several("ops", ops) or tuple(op.value for op in Op)
-        taken = _several("formats", formats) or tuple(BLOCK_FORMATS)
-        return cls(named, _several("dialects", dialects), _several("clauses", clauses), seed, level, taken)
-
-    def validate(self) -> tuple[OperandSpec, ...]:
-        """Return the treatments of the dialects.
+        """Return a choice from names, one alone or several; no operation or format means all of them.
 
         Raises:
             RecipeError: an unknown operation, dialect, clause, level or format, or a negative seed.
         """
-        for values, known, what in (
-            (self.ops, tuple(Op), "operation"), (self.clauses, CLAUSES, "clause"),
-            ((self.level,), tuple(Level), "level"), (self.formats, BLOCK_FORMATS, "block format"),
-        ):  # fmt: skip
-            for value in values:
-                _member(value, known, what)
-        if self.seed < 0:
-            raise RecipeError(f"seed = {self.seed} is negative; give 0 or more")
-        return tuple(dialect(name).spec for name in self.dialects)
+        if seed < 0:
+            raise RecipeError(f"seed = {seed} is negative; give 0 or more")
+        (amount,) = _names("level", "level", (level,), tuple(Level))
+        return cls(
+            _names("ops", "operation", ops, tuple(Op)) or tuple(op.value for op in Op),
+            tuple(DIALECTS[name].spec for name in _names("dialects", "dialect", dialects, DIALECTS)),
+            _names("clauses", "clause", clauses, CLAUSES),
+            seed,
+            Level(amount),
+            _names("formats", "block format", formats, BLOCK_FORMATS) or tuple(BLOCK_FORMATS),
+        )
 
     def checks(self, capabilities: Capabilities) -> list[Check]:
-        """Return its checks for a backend of these capabilities; RecipeError as `validate`."""
-        specs = self.validate()
+        """Return its checks for a backend of these capabilities."""
         taken = frozenset(BLOCK_FORMATS[name] for name in self.formats)
         families = [family for family in _FAMILIES if family.asked(self.ops, self.clauses)]
         formats = tuple(BLOCK_FORMATS.values())
@@ -136,7 +127,7 @@ class Choice:
         for made in formats:
             if made not in taken and made is not first:
                 continue
-            plan = replace(Plan.of(Level(self.level), self.seed, capabilities, made), specs=specs)
+            plan = replace(Plan.of(self.level, self.seed, capabilities, made), specs=self.specs)
             shared = replace(plan, declared=Capabilities(), specs=())
             for family in families:
                 whole = _checks(family.make, plan if family.drawn else shared)
@@ -148,7 +139,7 @@ class Choice:
             if (not self.clauses or check.clause in self.clauses)
             and check.asked.op in self.ops
             and taken.issuperset(check.formats)
-            and (not specs or _treated(check, specs))
+            and (not self.specs or _treated(check, self.specs))
         ]
 
 

@@ -9,12 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from mutants.mutant import Mutant
-from mutants.staged import (
-    GRID,
-    TIES,
-    Staged,
-    staged,
-)
+from mutants.staged import GRID, TIES, Staged, staged
 from mxref import Rounding
 from mxref.formats import E2M1
 from mxref.steps.rounding import apply_prescale, round_magnitude

@@ -8,11 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from mutants.mutant import Mutant
-from mutants.staged import (
-    Staged,
-    staged,
-    with_capabilities,
-)
+from mutants.staged import Staged, staged, with_capabilities
 from mxref import ScaleRule
 from mxref.formats import E2M1
 from mxref.layouts.packed import pack

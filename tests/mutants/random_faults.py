@@ -9,11 +9,7 @@ from typing import Any
 import numpy as np
 
 from mutants.mutant import Mutant
-from mutants.staged import (
-    GRID,
-    Staged,
-    staged,
-)
+from mutants.staged import GRID, Staged, staged
 from mxref import Rounding
 from mxref.steps.random import random_integers
 

@@ -6,11 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from mutants.mutant import Mutant
-from mutants.staged import (
-    INF,
-    Staged,
-    staged,
-)
+from mutants.staged import INF, Staged, staged
 from mxref import BlockShape, Rounding, ScaleRule
 from mxref.formats import E2M1
 from mxref.steps.rounding import round_magnitude

@@ -10,13 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from mutants.mutant import Mutant
-from mutants.staged import (
-    VALUES,
-    ExactBy,
-    Staged,
-    decoding,
-    staged,
-)
+from mutants.staged import VALUES, ExactBy, Staged, decoding, staged
 from mxref import GemmProfile
 from mxref.block_dots import block_dots
 from mxref.formats import E2M1

@@ -9,11 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from mutants.mutant import Mutant
-from mutants.staged import (
-    Staged,
-    rotating,
-    staged,
-)
+from mutants.staged import Staged, rotating, staged
 from mxref import Stream
 from mxref import hadamard as transform
 from mxref.placement import Placement

@@ -224,11 +224,7 @@ def cancelling(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.f
 
 
 def tame(
-    rng: np.random.Generator,
-    shape: tuple[int, ...],
-    axis: int = -1,
-    *,
-    made: BlockFormat,
+    rng: np.random.Generator, shape: tuple[int, ...], axis: int = -1, *, made: BlockFormat
 ) -> NDArray[np.float32]:
     """Return grid points, 4 the largest of each block along `axis`, each block times a power of two.
 

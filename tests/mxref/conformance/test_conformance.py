@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from conform_command import TOY
 from mutants import BY_NAME
 from mutants.staged import Staged, with_capabilities
 from mxref import GemmProfile, OperandSpec, Rounding, Stream, quantize
@@ -26,12 +27,9 @@ from mxref.placement import Placement
 from mxref.reference import ReferenceBackend
 from mxref.reference import backend as reference
 from mxref.steps.scale import ScaleRule
-from places import ROOT
 
 EVERYTHING = os.environ.get("MXREF_CONFORMANCE_ALL") == "1"
 """Whether `make test-conformance` asks the reference for every format at level full."""
-TOY = f"{ROOT}/docs/examples/toy_backend.py:backend"
-PLANTED = f"{ROOT}/docs/examples/planted_fault_backend.py:backend"
 
 
 @pytest.mark.clause("conformance.capabilities")
@@ -80,16 +78,14 @@ def test_numba_passes_on_every_path_and_skips_only_what_it_does_not_declare(made
     report = check(backend, formats=[made.name])
     assert report.ok, [(f.clause, f.check, f.message) for f in report.failures]
     skipped = {c.clause: set(c.reasons) for c in report.clauses if c.reasons}
+    missing = {"exact", "bounded"} - backend.capabilities.profiles(made, made)
     undeclared = {
         "native_sr",
         "dequantize_dtypes: float64",
         "bounded_max_scale: 254",
         "bounded_max_scale: 253",
     }
-    undeclared |= {f"gemms: {profile} of {made} x {made}" for profile in ("exact", "bounded")}
-    undeclared -= {
-        f"gemms: {profile} of {made} x {made}" for profile in backend.capabilities.profiles(made, made)
-    }
+    undeclared |= {f"gemms: {profile} of {made} x {made}" for profile in missing}
     assert set.union(*skipped.values()) <= undeclared
     nothing = {c.clause for c in report.clauses if c.outcome == "skipped"}
     assert nothing <= {"rounding.native_sr", "gemm.exact", "gemm.bounded"}
@@ -156,15 +152,10 @@ class Strided(ReferenceBackend):
 
 @pytest.mark.clause("conformance.dual")
 def test_a_fault_of_one_orientation_says_which_and_where():
-    failure = check(
-        BY_NAME["dual without padding"].make(), level="quick", clauses={"conformance.dual"}
-    ).failures[0]
-    assert re.fullmatch(
-        r"along axis 0: not what quantize gives in \d+ of \d+ blocks, the first in stored row \d+, block \d+",
-        failure.message,
-    )
-    assert "pad=True" in "".join(failure.request.values())
-    assert failure.request["along axis 0"].startswith("scale_rule=floor, rounding=rne")
+    backend = BY_NAME["dual without padding"].make()
+    (failure,) = check(backend, level="quick", clauses={"conformance.dual"}).failures
+    assert re.fullmatch(r"along axis 0: .* \d+ of \d+ blocks.* row \d+, block \d+", failure.message)
+    assert "pad=True" in failure.request["along axis 0"]
 
 
 @pytest.mark.clause("conformance.dual")
@@ -173,12 +164,8 @@ def test_a_fault_of_a_layout_is_not_one_of_the_gemm():
     assert report.failing == ("conformance.dual",)
     assert "B prepared" in report.failures[0].check
     # A GEMM that is wrong by itself is not blamed on the layout as well.
-    assert (
-        "conformance.dual"
-        not in check(
-            BY_NAME["NaN rows dropped"].make(), level="quick", ops=["gemm"], formats=["mxfp4"]
-        ).failing
-    )
+    report = check(BY_NAME["NaN rows dropped"].make(), level="quick", ops=["gemm"], formats=["mxfp4"])
+    assert "conformance.dual" not in report.failing
 
 
 @pytest.mark.clause("conformance.protocol")
@@ -255,16 +242,13 @@ def test_filters():
     assert len([c for c in checks if c.clause == "quantize.order"]) >= 60
     checks = checks_of(caps, clauses=["gemm.nan"], level="quick")
     assert {c.clause for c in checks} == {"gemm.nan"}
-    for bad in (
-        {"ops": ["quantise"]},
-        {"dialects": ["intel"]},
-        {"clauses": ["scale.rul"]},
-        {"level": "some"},
-    ):
-        with pytest.raises(RecipeError, match=next(iter(next(iter(bad.values()))))[:1]):
+    for bad, value in (
+        ({"ops": ["quantise"]}, "quantise"), ({"dialects": ["intel"]}, "intel"),
+        ({"clauses": ["scale.rul"]}, "scale.rul"), ({"level": "some"}, "some"),
+        ({"seed": -1}, "-1"), ({"formats": ["mxfp8"]}, "mxfp8"),
+    ):  # fmt: skip
+        with pytest.raises(RecipeError, match=value):
             checks_of(caps, **bad)
-    with pytest.raises(RecipeError, match="seed = -1 is negative"):
-        checks_of(caps, seed=-1)
 
 
 def test_the_seed_changes_the_draws_and_nothing_else():
@@ -280,12 +264,8 @@ def test_the_seed_changes_the_draws_and_nothing_else():
 
 
 def test_plan_takes_the_plainest_that_is_declared():
-    plan = Plan.of(
-        Level.QUICK,
-        3,
-        with_capabilities(scale_rules=frozenset({ScaleRule.EVEN}), in_dtypes=frozenset({"float16"})),
-        MXFP4,
-    )
+    narrow = with_capabilities(scale_rules=frozenset({ScaleRule.EVEN}), in_dtypes=frozenset({"float16"}))
+    plan = Plan.of(Level.QUICK, 3, narrow, MXFP4)
     assert (plan.base.scale_rule, plan.base.rounding, plan.dtype) == (ScaleRule.EVEN, Rounding.RNE, "float16")
 
 

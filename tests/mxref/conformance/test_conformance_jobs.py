@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from conform_command import PLANTED
 from mxref.cli import main
 from mxref.conformance import check
 from mxref.conformance.isolation import Processes
@@ -22,9 +23,6 @@ from mxref.conformance.suite import Choice
 from mxref.cores import THREAD_VARIABLES, cores, on_a_share
 from mxref.errors import BackendError
 from mxref.reference import backend as reference
-from places import ROOT
-
-PLANTED = f"{ROOT}/docs/examples/planted_fault_backend.py:backend"
 
 HEADER = """
 import os, signal, time
@@ -123,9 +121,7 @@ def running(process):
     with closing(Processes(backend, choice, 2)) as processes:
         verdicts, _ = {}, processes.loaded
         for i, verdict in processes.verdicts([[sizes[16]], others]):
-            assert (
-                not verdicts or (tmp_path / "heard").exists()
-            )  # the first answer is that of the first process
+            assert not verdicts or (tmp_path / "heard").exists()  # the first answer is the first process's
             verdicts[i] = verdict
             (tmp_path / "heard").touch()
         assert len(processes._workers) == 1
@@ -165,13 +161,8 @@ def test_backend_that_a_second_process_cannot_have(tmp_path, body, message):
     """AGAIN is true where the file was loaded before. A few checks are enough for two processes."""
     body = f"    AGAIN = (HERE / 'mark').exists()\n    (HERE / 'mark').touch()\n{body}"
     with pytest.raises(BackendError, match=message):
-        check(
-            faulty(tmp_path, body),
-            level="quick",
-            clauses=["rounding.sr", "rounding.native_sr"],
-            formats=["mxfp4"],
-            jobs=2,
-        )
+        check(faulty(tmp_path, body), level="quick", clauses=["rounding.sr", "rounding.native_sr"],
+              formats=["mxfp4"], jobs=2)  # fmt: skip
 
 
 def test_interrupted_run_leaves_no_process(tmp_path):
@@ -184,17 +175,8 @@ def test_interrupted_run_leaves_no_process(tmp_path):
 """,
     )
     environment = {key: value for key, value in os.environ.items() if key != "MXREF_TEST_PARENT"}
-    command = [
-        Path(sys.executable).with_name("mxref"),
-        "conform",
-        "--backend",
-        name,
-        "--quick",
-        "--op",
-        "hadamard",
-        "--jobs",
-        "2",
-    ]
+    words = ["conform", "--backend", name, "--quick", "--op", "hadamard", "--jobs", "2"]
+    command = [Path(sys.executable).with_name("mxref"), *words]
     # SIGINT is ignored by what a shell starts with &, as this test may have been.
     process = subprocess.Popen(
         command, env=environment | {"MXREF_TEST_PARENT": "0"}, stderr=subprocess.PIPE, start_new_session=True,

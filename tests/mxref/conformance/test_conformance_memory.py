@@ -150,13 +150,8 @@ class DualMutates(ReferenceBackend):
     ids=lambda value: type(value).__name__ if isinstance(value, ReferenceBackend) else None,
 )  # fmt: skip
 def test_misuse_of_memory_is_found(backend, op, clause, message):
-    report = check(
-        backend,
-        ops=[op],
-        clauses=["conformance.protocol", "conformance.dual"],
-        level="quick",
-        formats=["mxfp4"],
-    )
+    clauses = ["conformance.protocol", "conformance.dual"]
+    report = check(backend, ops=[op], clauses=clauses, level="quick", formats=["mxfp4"])
     # Fused operations are made of the others by default, and so misuse memory as they do.
     assert report.failing[0] == clause, [(f.clause, f.message) for f in report.failures]
     assert message in report.failures[0].message
@@ -230,10 +225,8 @@ def test_layouts_are_operands_and_prepare_may_share_its_own():
     prepared = watched.prepare(q)
     assert watched.faults == []
     watched.scaled_gemm(MXArray(q.codes.copy(), q.scales.copy(), q.shape, 1), prepared)
-    assert (
-        "conformance.protocol",
-        "scaled_gemm changed 3 bytes of its operand b (layout 0)",
-    ) in watched.faults
+    fault = "conformance.protocol", "scaled_gemm changed 3 bytes of its operand b (layout 0)"
+    assert fault in watched.faults
     watched.start()
     assert watched.faults == []
 

@@ -10,25 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from places import ROOT
-
-TOY = f"{ROOT}/docs/examples/toy_backend.py:backend"
-PLANTED = f"{ROOT}/docs/examples/planted_fault_backend.py:backend"
+from conform_command import PLANTED, TOY
 
 
 def run_pytest(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "MXREF_BACKEND": ""}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "mxref.pytest_plugin",
-        "-p",
-        "no:cacheprovider",
-        "-rs",
-        *args,
-    ]
+    words = ["-p", "mxref.pytest_plugin", "-p", "no:cacheprovider", "-rs"]
+    command = [sys.executable, "-m", "pytest", *words, *args]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
 
 

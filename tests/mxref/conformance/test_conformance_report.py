@@ -9,12 +9,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from conform_command import PLANTED
 from mxref.cli.conform_text import show
 from mxref.conformance import check
 from mxref.conformance.outcome import to_junit
-from places import ROOT
 
-PLANTED = f"{ROOT}/docs/examples/planted_fault_backend.py:backend"
 CODES = "x\x1b[31m\x00\ufffe<b>"
 SPELLED = r"x\x1b[31m\x00\ufffe<b>"
 
