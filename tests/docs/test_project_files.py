@@ -24,7 +24,7 @@ ALLOWED = REQUIRED | {
     "repository-code",
     "url",
 }
-PICKLED = {"backends/mxref_numba/cache.py"}
+PICKLED = {"backends/mxref_numba/kernel_cache.py"}
 """The only file that reads pickles; SECURITY.md says from where."""
 
 

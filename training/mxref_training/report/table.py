@@ -52,6 +52,11 @@ class Column:
     once: bool = False
     """Whether a page leaves out a value that stands in the row above too."""
 
+    @property
+    def head(self) -> str:
+        """What stands above the column."""
+        return self.title or self.key
+
     def value(self, record: Mapping[str, Any]) -> Any:
         """Return the column's value in a record."""
         if callable(self.of):
@@ -110,7 +115,7 @@ class Table:
 
     def markdown(self) -> list[str]:
         """Return the lines of the table in Markdown."""
-        titles = [column.title or column.key for column in self.columns]
+        titles = [column.head for column in self.columns]
         rules = ["---" if column.left else "---:" for column in self.columns]
         cells = [[markdown_text(text) for text in row] for row in (titles, *self.shown())]
         return [f"| {' | '.join(row)} |" for row in (cells[0], rules, *cells[1:])]
@@ -128,7 +133,7 @@ class Table:
         )  # fmt: skip
         for column in self.columns:
             screen.add_column(
-                column.title or column.key, justify="left" if column.left else "right", no_wrap=True
+                column.head, justify="left" if column.left else "right", no_wrap=True
             )
         for i, row in enumerate(self.rows):
             cells = []
