@@ -132,9 +132,7 @@ class Table:
             caption=caption, caption_justify="left", caption_style="",
         )  # fmt: skip
         for column in self.columns:
-            screen.add_column(
-                column.head, justify="left" if column.left else "right", no_wrap=True
-            )
+            screen.add_column(column.head, justify="left" if column.left else "right", no_wrap=True)
         for i, row in enumerate(self.rows):
             cells = []
             for j, (value, column) in enumerate(zip(row, self.columns, strict=True)):
