@@ -1,1 +1,1 @@
-"""Scaled products: `product.py` chooses the kernels; `portable.py` and `wide.py` are plain Numba, `vector.py` LLVM."""
+"""Scaled products: `profiles.py` chooses the kernels, `plain_tiles.py` for any CPU, `packed_tiles.py` for vectors."""

@@ -1,1 +1,1 @@
-"""Kernels in plain Numba, element by element, for any CPU; what they share with the other rooms is here too."""
+"""Kernels in plain Numba, element by element, for any CPU; vectors take what is not worth a second copy from here."""

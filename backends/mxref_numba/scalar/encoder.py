@@ -43,8 +43,9 @@ from mxref_numba.quantize_job import CONSTANT, EVEN, WIDTH, Job, Result
 from mxref_numba.scalar.panels import HEIGHT, PANEL_BYTES, load_panel, transform_row
 from mxref_numba.threads import run_native, scratch
 
-_K = 32
-_BLOCKS = WIDTH // _K
+_SMALLEST_K = 32
+"""For whose blocks a panel has room for amax."""
+_BLOCKS = WIDTH // _SMALLEST_K
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _FRACTION = np.int32(FRACTION_BITS)
 

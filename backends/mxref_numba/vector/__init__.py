@@ -1,4 +1,4 @@
-"""Kernels in vectors of 512 or 256 bits: the bits of the portable ones, at the speed of memory.
+"""Kernels in vectors of 512 or 256 bits: the bits of the plain ones, at the speed of memory.
 
-`quantize.py` tells how they work together.
+`units.py` tells how they work together.
 """

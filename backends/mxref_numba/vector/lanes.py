@@ -30,6 +30,16 @@ MAGNITUDE = 0x7FFFFFFF
 _NAMES = {F16: "f16", F32: "f32"}
 
 
+def _operator(integer: str, floating: str = "") -> Callable[[Lanes, Any], Lanes]:
+    """Return the operator that emits an instruction, by its name for integers, modulo 2^n, or for floats."""
+
+    def operate(lanes: Lanes, other: Any) -> Lanes:
+        name = integer if isinstance(lanes.element, ir.IntType) else floating
+        return lanes._of(getattr(lanes.builder, name)(lanes.value, lanes._operand(other)))
+
+    return operate
+
+
 class Lanes:
     """A vector of LLVM values under construction."""
 
@@ -54,41 +64,11 @@ class Lanes:
             return other.value
         return ir.Constant(self.value.type, [other] * self.count)
 
-    def _emit(self, integer: str, floating: str, other: Any) -> Lanes:
-        name = integer if isinstance(self.element, ir.IntType) else floating
-        return self._of(getattr(self.builder, name)(self.value, self._operand(other)))
-
-    def __add__(self, other: Any) -> Lanes:
-        """Return the sum, modulo 2^n for integers."""
-        return self._emit("add", "fadd", other)
-
-    def __sub__(self, other: Any) -> Lanes:
-        """Return the difference."""
-        return self._emit("sub", "fsub", other)
-
-    def __mul__(self, other: Any) -> Lanes:
-        """Return the product."""
-        return self._emit("mul", "fmul", other)
-
-    def __and__(self, other: Any) -> Lanes:
-        """Return the bits that both have."""
-        return self._emit("and_", "", other)
-
-    def __or__(self, other: Any) -> Lanes:
-        """Return the bits that at least one of both has."""
-        return self._emit("or_", "", other)
-
-    def __xor__(self, other: Any) -> Lanes:
-        """Return the bits that exactly one of both has."""
-        return self._emit("xor", "", other)
-
-    def __lshift__(self, other: Any) -> Lanes:
-        """Return the lanes shifted left."""
-        return self._emit("shl", "", other)
-
-    def __rshift__(self, other: Any) -> Lanes:
-        """Return the lanes shifted right, filled with zeros."""
-        return self._emit("lshr", "", other)
+    __add__ = _operator("add", "fadd")
+    __sub__ = _operator("sub", "fsub")
+    __mul__ = _operator("mul", "fmul")
+    __and__, __or__, __xor__ = _operator("and_"), _operator("or_"), _operator("xor")
+    __lshift__, __rshift__ = _operator("shl"), _operator("lshr")  # filled with zeros
 
     def compare(self, relation: str, other: Any) -> Lanes:
         """Return one bit per lane: whether an unsigned integer relation holds."""

@@ -16,11 +16,13 @@ that collects the amax of its rows, four blocks at a time, before the steps enco
 Both axes of a matrix go together, by parts that the caches hold. Where columns have to be turned, sixteen lines
 are quantized as rows, and at once turned into the panel of the other axis.
 
-Kernels know a quantization as a `Job` (`jobs.py`). They call each other by address, so that each is compiled once.
+Kernels know a quantization as a `Job` (`quantize_job.py`). They call each other by address, so that each is compiled
+once.
 
-Files, in the order of the work: `turn.py` (types, transposition), `staging.py`, `scale.py`, `philox.py`,
-`rounding.py`, `encode.py` (the step), `columns.py`, this file (units, threads). `lanes.py` is the notation they share,
-and `target.py` and `instructions.py` are what depends on the CPU.
+Files, in the order of the work: `flows.py` (which way), `staging.py` (types, transposition, transforms),
+`block_lanes.py` (scales, random integers, rounding), `encode.py` (the step), `columns.py`, this file (units, threads).
+`lanes.py` is the notation they share, and `target.py` is what depends on the CPU. The sizes of units and parts may be
+changed for speed: no bit depends on them.
 """
 
 # Kernels have no annotations: Numba infers their types.
