@@ -57,8 +57,8 @@ $(STAMP): $(RUNS)
 	touch $@
 
 demo: demo-takes $(RUNS)  ## train the ladder `demo` on 2 CPU cores and write runs/demo/report.html (DATA=, VAL=, MXREF_BACKEND=, OUT=)
-	MXREF_BACKEND=$(MXREF_BACKEND) $(BIN)/mxref ablate demo --jobs auto --probe --keep-checkpoints fp8 \
-	    --data '$(DATA)' $(if $(VAL),--val '$(VAL)') $(if $(TOKENIZER),--tokenizer '$(TOKENIZER)') --out '$(OUT)'
+	MXREF_BACKEND=$(MXREF_BACKEND) $(BIN)/mxref ablate demo --jobs auto \
+	    --set 'data.train=$(DATA)' $(if $(VAL),--set 'data.val=$(VAL)') $(if $(TOKENIZER),--set 'data.tokenizer=$(TOKENIZER)') --out '$(OUT)'
 
 demo-takes:
 	@echo 'make demo: $(if $(wildcard $(RUNS)),,2 minutes and 1.5 GB for $(VENV) with the CPU build of PyTorch, then )6 minutes and 0.1 GB on 2 cores'

@@ -1,4 +1,7 @@
-"""Ladders without training: a trainer with synthetic loss curves, a corpus without tokens, and small ladders."""
+"""Ladders in this process: small ladders, a trainer with synthetic loss curves, and a corpus without tokens.
+
+`run_ladder` and `run_branches` are those of the product, whose runs a trainer of the test trains here, one by one.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mxref.backend import Backend
 from mxref.tomlio import build
 from mxref_training.config import TrainConfig, load_config
 from mxref_training.errors import DivergedError
+from mxref_training.lab import branches, study
 from mxref_training.lab.ladder import Ladder
+from mxref_training.lab.runner import train_arm
+from mxref_training.progress import ProgressSink
 
 
 @dataclass(frozen=True)
@@ -79,3 +86,25 @@ def table(**changes: Any) -> dict[str, Any]:
 
 def ladder(**changes: Any) -> Ladder:
     return build(Ladder, table(**changes), "test.toml")
+
+
+def in_process(trainer: Any, backend: Backend, progress: Any = None) -> study.Runner:
+    def run(runs: Sequence[Any], watch: study.Watch, corpus: Any, then: str = "") -> None:
+        for one in runs:
+            watch.begin(one)
+            watch.done(one, train_arm(one, trainer, backend, corpus, progress or ProgressSink()))
+
+    return run
+
+
+def run_ladder(*given: Any, backend: Backend, trainer: Any = None, **options: Any) -> dict[str, Any]:
+    return study.run_ladder(*given, **_with_runner(backend, trainer, options))
+
+
+def run_branches(*given: Any, backend: Backend, trainer: Any = None, **options: Any) -> dict[str, Any]:
+    return branches.run_branches(*given, **_with_runner(backend, trainer, options))
+
+
+def _with_runner(backend: Backend, trainer: Any, options: dict[str, Any]) -> dict[str, Any]:
+    runner = in_process(trainer, backend, options.pop("progress", None))
+    return {"backend": backend, "runner": runner, **options}

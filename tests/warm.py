@@ -34,7 +34,7 @@ _MODULES = (
     "mxref_torch",
     "mxref_training.cli.ablate",
     "mxref_training.cli.train",
-    "mxref_training.lab.processes",
+    "mxref_training.lab.queue",
     "mxref_training.lab.study",
     "mxref_training.trainer",
     "tokenizers",

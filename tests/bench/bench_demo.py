@@ -34,11 +34,21 @@ PATHS = (KernelPath.AVX512, KernelPath.AVX2)
 def run_once(path: str, arms: str, steps: int, jobs: str) -> dict[str, Any]:
     """Return wall and processor seconds of a ladder on a path."""
     program = [sys.executable, "-c", "from mxref.cli import main; main()"]
-    command = [*program, "ablate", "paper", "--probe", "--data", "builtin", "--jobs", jobs]
+    command = [
+        *program,
+        "ablate",
+        "paper",
+        "--set",
+        "last.probe=true",
+        "--set",
+        "data.train=builtin",
+        "--jobs",
+        jobs,
+    ]
     if arms:
         command += ["--arms", arms]
     if steps:
-        command += ["--steps", str(steps)]
+        command += ["--set", f"run.steps={steps}"]
     with tempfile.TemporaryDirectory() as folder:
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         environment = os.environ | {VARIABLE: path, "MXREF_BACKEND": "numba"}
@@ -54,7 +64,7 @@ def run_once(path: str, arms: str, steps: int, jobs: str) -> dict[str, Any]:
 
 @click.command(help=__doc__)
 @click.option("--arms", default="", help="As in `mxref ablate`; all arms without it.")
-@click.option("--steps", default=0, help="As in `mxref ablate`; those of the ladder without it.")
+@click.option("--steps", default=0, help="Of each arm; those of the ladder without it.")
 @click.option("--turns", default=1, show_default=True, help="How often each path runs.")
 @click.option("--jobs", default="auto", show_default=True, help="As in `mxref ablate`.")
 @click.option("--record", is_flag=True, help="Keep the numbers in docs/records.")

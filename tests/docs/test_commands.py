@@ -36,11 +36,11 @@ EXCEPTED = {
     r"pip install|python3 -m venv|source \.venv": "installs packages",
     r"make [\w-]+|\.ci/run|pytest -n auto|pytest --durations": "a target of the Makefile, or all tests",
     r"python -m (projection|exhaustive|peers|ablations|bench|aot)": "a program with tests of its own",
-    r"triton|check_scales|collect_env|--devices|torchrun|lab_20m|gpu": "needs a GPU, or several ranks of GPUs",
+    r"triton|check_scales|collect_env|--gpus-per-run|mx64|torchrun|lab_20m|gpu": "needs GPUs",
     r"kill -9|pdb|cuda-gdb": "is for a second terminal or a debugger",
     r"c4|hf:|allenai|large_train|val_c4|\$D\b|D=|runs/probed": "downloads data, or needs those of a published run",
     r"--track": "needs a package that is not installed, or sends numbers to a service",
-    r"paper_8b|docs/records|back/one|runs/(all|today)|pytest -p mxref": "needs results or a backend of the reader",
+    r"paper_8b|docs/records|back/one|runs/(all|today|one)|pytest -p mxref": "needs results or a backend of the reader",
     r"runs/readings": "needs the results of whole ladders",
     r"path/to/mine|--backend mine |https://host": "names a file of the reader's",
     r"lab/bin|mxref-lab-1": "is for the wheel of a published experiment",
@@ -53,11 +53,12 @@ EXCEPTED = {
 SHORT = {
     r"mxref train demo": "--set run.steps=10 --set model.layers=1 --set run.eval_tokens=256 --set run.eval_every=2",
     r"mxref train tiny(?!.*--dry-run)": "--set run.steps=10 --set run.eval_tokens=256",
-    r"mxref ablate paper .*--branch": "--steps 4 --moments 50% --updates 2 --arms all --set model.layers=1 "
-    "--set run.eval_every=1 --set run.eval_tokens=256 --set run.batch=4 --set run.seq_len=32",
-    r"mxref ablate paper(?!.*--list)": "--steps 2 --arms fp8,all --set model.layers=1 --set run.eval_every=1 "
+    r"mxref ablate paper .*--branch": "--set run.steps=4 --set 'branch.moments=[\"50%\"]' --set branch.updates=2 "
+    "--arms all --set model.layers=1 --set run.eval_every=1 --set run.eval_tokens=256 --set run.batch=4 "
+    "--set run.seq_len=32",
+    r"mxref ablate paper(?!.*--list)": "--set run.steps=2 --arms fp8,all --set model.layers=1 --set run.eval_every=1 "
     "--set run.eval_tokens=256 --set run.batch=4 --set run.seq_len=32",
-    r"mxref ablate ladder.toml(?!.*--list)": "--steps 6 --set run.eval_every=2 --set run.eval_tokens=256",
+    r"mxref ablate ladder.toml(?!.*--list)": "--set run.steps=6 --set run.eval_every=2 --set run.eval_tokens=256",
 }
 """What is added to commands that would train for minutes. Their output is then another one."""
 

@@ -65,7 +65,7 @@ def scenarios(inputs: Path, root: Path) -> list[Scenario]:
         Scenario("beside", (*train, "--set", "run.async_checkpoint=true")),
         Scenario("ablate", ablate),
         Scenario("again", (*train, "--no-resume"), train),
-        Scenario("longer", (*ablate, "--steps", "3"), ablate),
+        Scenario("longer", (*ablate, "--set", "run.steps=3"), ablate),
     ]
 
 

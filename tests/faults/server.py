@@ -22,20 +22,21 @@ from unittest.mock import patch
 
 import torch
 
+from ablation_fakes import in_process
 from faults import planted
 from faults.scenario import scenarios, write_inputs
 from mxref.cli import main
 from mxref.discovery import get_backend
 from mxref_training import saving
+from mxref_training.lab.queue import Queue
 from mxref_training.report.ladder import page
+from mxref_training.trainer import train
 
 LATER = (
     "encodings.ascii",
     "jinja2",
-    "mxref_training.lab.calibrate",
-    "mxref_training.lab.forecast",
     "mxref_training.lab.paired",
-    "mxref_training.lab.processes",
+    "mxref_training.lab.queue",
     "mxref_training.lab.study",
     "mxref_training.cli.ablate",
     "mxref_training.cli.ablate_pages",
@@ -117,6 +118,10 @@ def serve() -> None:
     # Drawing writes no file, and would take longer than all else.
     page.curves_svg = page.overheads_svg = lambda results: "<svg/>"  # type: ignore[assignment]
     saving.Thread = AtOnce  # type: ignore[assignment,misc]
+    # The process that is killed trains the runs itself.
+    Queue.__call__ = lambda queue, *given, **more: in_process(train, get_backend(queue.backend))(
+        *given, **more
+    )  # type: ignore[method-assign]
     rehearse()
     # A child that collects garbage would go through all that is imported, and copy it.
     gc.collect()

@@ -43,5 +43,5 @@ def warm_children(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Those of a ladder in a process of its own, which a test interrupts or kills, start as a user's do.
     """
-    starts = SimpleNamespace(Popen=warm.Popen, PIPE=subprocess.PIPE)
-    monkeypatch.setattr("mxref_training.lab.child.subprocess", starts)
+    starts = SimpleNamespace(Popen=warm.Popen, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr("mxref_training.lab.queue.subprocess", starts)

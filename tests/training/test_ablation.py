@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mxref
-from ablation_fakes import FakeCorpus, FakeResult, FakeTrainer, ladder, table, tiny
+from ablation_fakes import FakeCorpus, FakeTrainer, ladder, run_ladder, table, tiny
 from mxref.capabilities import every_gemm
 from mxref.errors import FileFormatError, UnsupportedError
 from mxref.formats import MXFP4
@@ -23,7 +23,7 @@ from mxref_training.data.corpus import prepare_corpus
 from mxref_training.errors import ConfigError
 from mxref_training.interrupt import Interrupted
 from mxref_training.lab.ladder import Ladder
-from mxref_training.lab.study import load_results, run_ladder
+from mxref_training.lab.study import load_results
 from mxref_training.report.ladder.words import headline
 from mxref_training.trainer import train
 
@@ -105,36 +105,6 @@ def test_a_diverged_reference_leaves_no_target(tmp_path: Path) -> None:
     results, _ = run(tmp_path, FakeTrainer(diverging=["FP8"]))
     assert results["target"]["losses"] == {"0": None}
     assert all(arm["overhead"] is None for arm in results["arms"])
-
-
-def test_a_signal_in_the_last_step_of_an_arm_stops_the_ladder_behind_it(tmp_path: Path) -> None:
-    class Asked(FakeTrainer):
-        def __call__(self, *arguments: Any, **options: Any) -> FakeResult:
-            result = super().__call__(*arguments, **options)
-            return replace(result, stopped="SIGTERM" if options["label"] == "H16" else "")
-
-    with pytest.raises(Interrupted, match="SIGTERM in the last step of h16; the same command goes on"):
-        run(tmp_path, Asked())
-    assert load_results(tmp_path)["unfinished"] == ["bad"]
-    trainer = FakeTrainer()
-    run(tmp_path, trainer)
-    assert [label for label, _ in trainer.calls] == ["bad"]
-
-
-def test_a_signal_in_the_last_step_of_all_stops_what_follows_the_ladder(tmp_path: Path) -> None:
-    class Asked(FakeTrainer):
-        def __call__(self, *arguments: Any, **options: Any) -> FakeResult:
-            result = super().__call__(*arguments, **options)
-            return replace(result, stopped="SIGTERM" if options["label"] == "bad" else "")
-
-    results, _ = run(tmp_path / "alone", Asked())
-    assert results["unfinished"] == []
-    with pytest.raises(Interrupted, match="SIGTERM in the last step of bad; .* goes on with the probe"):
-        run(tmp_path / "probed", Asked(), then="the probe")
-    assert load_results(tmp_path / "probed")["unfinished"] == []
-    trainer = FakeTrainer()
-    run(tmp_path / "probed", trainer, then="the probe")
-    assert trainer.calls == []
 
 
 def test_interrupted_ladder_resumes_at_the_unfinished_arm(tmp_path: Path) -> None:
@@ -264,7 +234,7 @@ def test_nothing_is_written_when_the_ladder_cannot_run(tmp_path: Path) -> None:
         run(tmp_path, FakeTrainer(), config=tiny("run.eval_every=80"))
     with pytest.raises(UnsupportedError, match="does not declare 16 in hadamard_sizes"):
         run(tmp_path, FakeTrainer(), backend=_Limited(hadamard_sizes=frozenset({32})))
-    with pytest.raises(UnsupportedError, match="does not declare ordered of mxfp4 in gemms.*--without"):
+    with pytest.raises(UnsupportedError, match="does not declare ordered of mxfp4 in gemms.*--arms=-"):
         run(tmp_path, FakeTrainer(), backend=_Limited(gemms=every_gemm({GemmProfile.EXACT}, {MXFP4})))
     assert list(tmp_path.iterdir()) == []
 

@@ -14,20 +14,18 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 
 import mxref
-from ablation_fakes import FakeCorpus, FakeTrainer, ladder, tiny
+from ablation_fakes import FakeCorpus, FakeTrainer, in_process, ladder, run_branches, run_ladder, tiny
 from mxref.cli import main
 from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref.tomlio import to_table
 from mxref_training.branch import begin_branch
 from mxref_training.errors import ConfigError
 from mxref_training.interrupt import Interrupted
-from mxref_training.lab.branches import run_branches
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.last_checkpoint import Extra
 from mxref_training.lab.moments import Branch
 from mxref_training.lab.paired import assemble_branches
 from mxref_training.lab.results import summary
-from mxref_training.lab.study import run_ladder
 from mxref_training.progress import ProgressSink
 from mxref_training.report.branches import branch_tables
 from mxref_training.trainer import train
@@ -283,10 +281,8 @@ def test_moments_that_do_not_fit_are_refused(moments: tuple[str, ...], said: str
 
 
 def test_a_list_without_moments_is_refused_and_not_replaced() -> None:
-    """As `--moments "$MOMENTS"` gives it, with a variable that is not set."""
     with pytest.raises(ConfigError, match="branch.moments is empty"):
-        Branch().asked([], None)
-    assert Branch().asked(None, 40) == Branch(updates=40)
+        Branch(moments=())
 
 
 def test_shares_are_rounded_to_evaluations() -> None:
@@ -307,21 +303,33 @@ def test_the_command_branches_and_prints_the_differences(
         'recipe.all = { format = "mxfp4", hadamard = 16 }\n'
     )
     monkeypatch.setattr("mxref_training.data.corpus.prepare_corpus", lambda config: CORPUS)
+    here = in_process(train, mxref.get_backend("numba"))
+    monkeypatch.setattr(
+        "mxref_training.lab.queue.Queue.__call__", lambda queue, *given, **more: here(*given, **more)
+    )
     sizes = (
         "model.layers=1", "model.width=64", "model.heads=2", "model.kv_heads=2", "model.ffn=64", "model.vocab=64",
         "model.max_seq=32", "run.seq_len=32", "run.batch=4", "run.micro_batch=2", "run.eval_tokens=64", "run.threads=1",
     )  # fmt: skip
     sets = [part for size in sizes for part in ("--set", size)]
-    out = ["--out", str(tmp_path / "out"), "--backend", "numba", "--steps", "8"]
+    out = ["--out", str(tmp_path / "out"), "--backend", "numba", "--set", "run.steps=8"]
     found = CliRunner().invoke(
-        main, ["ablate", str(lad), *sets, *out, "--branch", "--moments", "4", "--updates", "2"]
+        main,
+        [
+            "ablate",
+            str(lad),
+            *sets,
+            *out,
+            "--branch",
+            "--set",
+            'branch.moments=["4"]',
+            "--set",
+            "branch.updates=2",
+        ],
     )
     assert found.exit_code == 0, found.output
     assert "Loss less that of fp8 after 2 updates" in " ".join(found.stdout.split())
     assert (tmp_path / "out" / "branch" / "branch_train.csv").read_text().count("\n") == 5
-    found = CliRunner().invoke(main, ["ablate", str(lad), "--updates", "2"])
-    assert found.exit_code == 2
-    assert "--updates need --branch" in found.stderr
 
 
 def test_annealed_branches_end_at_a_rate_of_0_and_are_evaluated_with_another_recipe(tmp_path: Path) -> None:

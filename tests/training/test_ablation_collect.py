@@ -12,16 +12,15 @@ import pytest
 from click.testing import CliRunner
 
 import mxref
-from ablation_fakes import FakeCorpus, FakeTrainer, ladder, table, tiny
+from ablation_fakes import FakeCorpus, FakeTrainer, ladder, run_branches, run_ladder, table, tiny
 from mxref.cli import main
 from mxref.errors import FileFormatError
 from mxref_training.errors import ConfigError
 from mxref_training.lab import result_file
-from mxref_training.lab.branches import run_branches
 from mxref_training.lab.collect import _once, collect
 from mxref_training.lab.found import Found
 from mxref_training.lab.ladder import Ladder
-from mxref_training.lab.study import load_results, run_ladder
+from mxref_training.lab.study import load_results
 
 
 def run(out: Path, lad: Ladder | None = None, **options: Any) -> tuple[dict[str, Any], FakeTrainer]:

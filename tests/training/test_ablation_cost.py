@@ -1,4 +1,4 @@
-"""What a ladder will cost: the estimate, what it assumes, and how long a run of each kind of recipe takes."""
+"""What a ladder will cost: by the tokens per second of its finished runs, or by the peak of a GPU."""
 
 from __future__ import annotations
 
@@ -10,202 +10,109 @@ import pytest
 from click.testing import CliRunner
 
 import mxref
-from ablation_fakes import FakeCorpus, FakeTrainer, ladder, table, tiny
+from ablation_fakes import FakeCorpus, FakeTrainer, ladder, run_ladder, tiny
 from mxref.cli import main
-from mxref.errors import FileFormatError
-from mxref_training.lab.arm import ArmRun, Record
-from mxref_training.lab.calibrate import STEPS, calibrate
-from mxref_training.lab.costs import Costs, Rate, cost_class
-from mxref_training.lab.fingerprint import fingerprint
-from mxref_training.lab.forecast import forecast
-from mxref_training.lab.fresh import train_afresh
-from mxref_training.lab.study import run_ladder
-from mxref_training.lab.tally import Tally, one_by_one
+from mxref_training.lab.arm import ArmRun
+from mxref_training.lab.costs import GPUS, UTILISATION, Costs, Estimate, estimate, wall, whole_runs
+from mxref_training.lab.study import Tally, planned
 from mxref_training.model.llama import flops_per_token, parameter_count
-from mxref_training.progress import ProgressSink
-from training_setup import CONFIG as LONG
-from training_setup import CORPUS
 
-CONFIG = tiny("run.steps=100", "run.eval_every=30", "run.keep=2")
+CONFIG = tiny("run.steps=100", "run.eval_every=10", "run.keep=2")
+TOKENS = 100 * CONFIG.run.step_tokens
 
 
-def a_run(arm: str, seed: int = 0, out: Path = Path("nowhere"), **more: Any) -> ArmRun:
+def a_run(arm: str, out: Path = Path("nowhere"), **more: Any) -> ArmRun:
     found = ladder().named(arm)
-    return ArmRun(out, found, seed, CONFIG, ladder().resolve(found), {"run": {}}, **more)
+    return ArmRun(out, found, 0, CONFIG, ladder().resolve(found), {"run": {}}, **more)
 
 
-def name(arm: str) -> str:
-    return cost_class(a_run(arm).recipe)
+def test_an_unknown_arm_costs_what_the_slowest_known_does_and_a_begun_run_its_rest(tmp_path: Path) -> None:
+    costs = Costs()
+    assert costs.expected(a_run("fp8")) is None
+    costs.learn(a_run("fp8"), 20.0)
+    costs.learn(a_run("bad"), 50.0)
+    costs.learn(a_run("bad"), 40.0)
+    assert costs.expected(a_run("fp8")) == pytest.approx(22.0)
+    assert costs.expected(a_run("h16")) == pytest.approx(55.0)
+    assert costs.expected(a_run("fp8", stops=(10, 50))) == pytest.approx(11.0)
+    begun = a_run("fp8", tmp_path)
+    (begun.folder / "checkpoints" / "step-75").mkdir(parents=True)
+    assert costs.expected(begun) == pytest.approx(5.5)
 
 
-def test_a_forecast_adds_up() -> None:
-    costs = Costs({name("fp8"): 10.0, name("h16"): 30.0})
-    runs = [a_run("fp8"), a_run("h16"), a_run("bad"), a_run("fp8", 1), a_run("h16", 1)]
-    found = forecast(CONFIG, runs, costs, 2)
-    # "bad" was never timed, so it counts as the slowest. Each run has a tenth to spare.
+def test_evaluations_count_and_a_branch_counts_its_own_tokens() -> None:
+    costs = Costs()
+    costs.learn_record({"arm": "a", "seconds": 8.0, "evaluation_seconds": 2.0, "tokens_per_second": 50.0})
+    assert costs.rates == {"a": 40.0}
+    costs.learn_record({"arm": "b", "diverged": True})
+    assert costs.rates == {"a": 40.0}
+
+
+def test_runs_start_in_the_place_that_is_free_first() -> None:
+    assert wall([10, 30, 30, 10, 30], 2) == 70
+    assert wall([], 3) == 0
+
+
+def estimated(out: Path, places: int = 2, gpus: int = 1, **changes: Any) -> Estimate:
+    lad = ladder(**changes)
+    return estimate(lad, CONFIG, out, whole_runs(planned(lad, 2), CONFIG), places, gpus)
+
+
+def test_an_estimate_adds_up_from_the_finished_runs(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"backend": mxref.get_backend("reference"), "corpus": FakeCorpus}
+    run_ladder(
+        ladder(), CONFIG, tmp_path, trainer=FakeTrainer(), arms=["h16"], say=lambda line: None, **options
+    )
+    found = estimated(tmp_path)
+    # FakeTrainer says 2 s for each of fp8 and h16; "bad" was never timed, so it counts as the slowest.
     assert [(arm.name, arm.runs, arm.seconds, arm.timed) for arm in found.arms] == [
-        ("fp8", 2, 10.0, True), ("h16", 2, 30.0, True), ("bad", 1, 30.0, False),
+        ("fp8-seed2", 1, 2.0, False), ("bad", 2, 2.0, False), ("fp8", 1, 2.0, True), ("h16", 1, 2.0, True),
     ]  # fmt: skip
-    assert found.busy == pytest.approx(1.1 * 110)
-    # One place has fp8, bad and the last h16, the other h16 and fp8.
-    assert found.wall == pytest.approx(1.1 * 70)
+    assert found.wall == pytest.approx(1.1 * 6)
     assert found.parameters == parameter_count(CONFIG.model)
-    assert found.tokens == 100 * CONFIG.run.step_tokens
-    assert found.flops == 5 * found.tokens * flops_per_token(CONFIG.model, CONFIG.run.seq_len)
+    assert found.tokens == 5 * TOKENS
+    assert found.flops == 5 * TOKENS * flops_per_token(CONFIG.model, CONFIG.run.seq_len)
     checkpoint = 12 * found.parameters
-    assert found.disk == 5 * 2 * checkpoint + 5 * 400_000
-    gone = [replace(run, keep_checkpoints=False) for run in runs]
-    assert forecast(CONFIG, gone, costs, 2).disk == 2 * 3 * checkpoint + 5 * 400_000
+    assert found.disk == (5 * 2 + 2 * 3) * checkpoint + 5 * 400_000
+    assert estimated(tmp_path, last={"keep": []}).disk == 2 * 3 * checkpoint + 5 * 400_000
 
 
-def test_nothing_is_foreseen_of_what_was_never_timed() -> None:
-    found = forecast(CONFIG, [a_run("fp8")], Costs(), 1)
-    assert (found.busy, found.wall, found.arms[0].seconds) == (None, None, None)
-    assert forecast(CONFIG, [], Costs(), 3).wall == 0
-
-
-def test_a_rate_gives_the_time_of_a_run_or_of_a_part() -> None:
-    rate = Rate(start=7.0, step=0.5, evaluation=2.0)
-    assert rate.of(a_run("fp8")) == 7 + 100 * 0.5 + 4 * 2  # after steps 30, 60, 90 and 100
-    assert rate.of(a_run("fp8", stops=(10, 60))) == 7 + 60 * 0.5 + 2 * 2
-    costs = Costs(rates={name("fp8"): rate})
-    assert costs.whole(a_run("fp8")) == costs.whole(a_run("bad")) == 65.0
-    costs.learn(a_run("fp8"), 80.0)  # what a whole run took counts more than its calibration
-    assert costs.whole(a_run("fp8")) == 80.0
-
-
-def planned(**overlay: Any) -> ArmRun:
-    arms = [table()["arm"][0], {"name": "x", "label": "x", "recipe": {"all": {"format": "mxfp4"}, **overlay}}]
-    found = ladder(arm=arms)
-    return replace(a_run("fp8"), arm=found.arm[1], recipe=found.resolve(found.arm[1]))
-
-
-def test_the_shares_of_layers_and_steps_count() -> None:
-    def layers(blocks: str) -> ArmRun:
-        return planned(layers=[{"blocks": blocks, "recipe": {"all": {"format": "bf16"}}}])
-
-    costs = Costs({cost_class(layers("-1:").recipe): 30.0})
-    assert costs.known(layers("-1:"))
-    assert not costs.known(layers("-2:"))
-    tail = planned(schedule=[{"name": "tail", "start": "75%", "recipe": {"all": {"format": "fp8"}}}])
-    rates = {cost_class(tail.recipe): Rate(5.0, 1.0, 0.0)}  # of its first phase
-    assert Costs(rates=rates).whole(tail) == 5 + 100
-    assert Costs(rates=rates | {name("fp8"): Rate(9.0, 0.2, 0.0)}).whole(tail) == pytest.approx(5 + 75 + 5)
-    # Where the recipe itself was not calibrated, those of its phases are.
-    alone = {name("bad"): Rate(5.0, 1.0, 0.0), name("fp8"): Rate(9.0, 0.2, 0.0)}
-    assert Costs(rates=alone).whole(tail) == pytest.approx(5 + 75 + 5)
+def test_without_a_finished_run_the_peak_of_a_gpu_counts_and_its_memory(tmp_path: Path) -> None:
+    found = estimated(tmp_path)
+    assert (found.wall, found.arms[0].seconds) == (None, None)
+    h100 = next(gpu for gpu in GPUS if gpu.name == "H100 SXM")
+    assert found.seconds_on(h100, 2) == pytest.approx(found.flops / (2 * 989e12 * UTILISATION))
+    assert replace(found, memory=81 * 10**9).seconds_on(h100, 2) is None
+    assert 0 < estimated(tmp_path, gpus=2).memory < found.memory  # two ranks split the model
 
 
 def test_results_are_written_less_often_the_more_runs_have_finished() -> None:
     """At fixed runs, not at times: the files that a ladder writes are the same on every machine."""
     written: list[int] = []
-    runs = [a_run("fp8", seed) for seed in range(40)]
+    runs = [replace(a_run("fp8"), seed=seed) for seed in range(40)]
     tally = Tally(runs, runs, lambda records: written.append(len(records)), lambda line: None)
     for run in runs:
         tally.done(run, {"diverged": True, "reason": "of no interest"})
     assert written == [*range(1, 11), 12, 14, 16, 18, 20, 23, 26, 29, 33, 37]
 
 
-def test_rates_are_kept_in_the_directory_and_damaged_ones_refused(tmp_path: Path) -> None:
-    assert Costs.load(tmp_path) == (Costs(), {})
-    costs = Costs({"a": 3.0}, {"x": Rate(1.0, 2.0, 3.0)})
-    costs.save(tmp_path, {"device": "fast", "places": 4})
-    assert Costs.load(tmp_path) == (Costs(rates=costs.rates), {"device": "fast", "places": 4})
-    for text in ("{}", "no", '{"format": "mxref-costs/1", "rates": {"x": {"start": 1}}}'):
-        (tmp_path / "costs.json").write_text(text)
-        with pytest.raises(FileFormatError, match=r"costs\.json is damaged .*--calibrate makes it again"):
-            Costs.load(tmp_path)
-
-
-def test_a_calibration_times_each_class_as_often_as_there_are_places(tmp_path: Path) -> None:
-    trained: list[ArmRun] = []
-    said: list[str] = []
-
-    def runner(runs: Any, watch: Any, corpus: Any, then: str) -> None:
-        assert then == "the ladder"  # a signal in the last of these stops the ladder too
-        for number, run in enumerate(runs):
-            watch.begin(run)
-            trained.append(run)
-            ms = 0.5 if run.arm.name == "fp8" else 0.001 * (number + 1)
-            # The first half compiles.
-            seconds = [9.0] * (STEPS // 2) + [ms] * (STEPS // 2)
-            lines = [f'{{"step": {i}, "seconds": {s}}}' for i, s in enumerate(seconds, 1)]
-            lines.append('{"step": 16, "eval_seconds": 0.25}')
-            kept = lines[:3] if run.arm.name == "bad" else lines
-            (run.folder / "timing.jsonl").write_text("".join(line + "\n" for line in kept))
-            record: Record = {"reason": "the loss is not finite" if run.arm.name == "bad" else ""}
-            watch.done(run, record)
-
-    runs = [a_run("fp8"), a_run("h16"), a_run("fp8-seed2"), a_run("bad"), a_run("h16", 1)]
-    costs = calibrate(runs, 4, tmp_path, runner, FakeCorpus(), said.append)
-    first = [(run.arm.name, run.seed) for run in trained[:4]]
-    assert first == [("fp8", 0), ("h16", 0), ("bad", 0), ("fp8", 1)]
-    assert len(trained) == 6  # three classes in four places
-    assert {run.title for run in trained} == {
-        f"calibration of {name}" for name in ("fp8", "h16", "bad", "fp8.seed1", "h16.seed1", "bad.seed1")
-    }
-    assert all(run.span == (0, STEPS) and run.config.run.eval_every == STEPS for run in trained)
-    assert costs.rates[name("h16")].step == pytest.approx(0.005)  # the slower of two
-    assert costs.rates[name("h16")].evaluation == 0.25
-    assert name("bad") not in costs.rates
-    assert "calibration of bad: not timed, because it ended early: the loss is not finite" in said
-    assert not (tmp_path / "calibration").exists()
-
-
-def test_a_calibration_times_real_steps(tmp_path: Path) -> None:
-    config = replace(LONG, run=replace(LONG.run, steps=40))
-    backend, recipe = mxref.get_backend("numba"), ladder().resolve(ladder().arm[0])
-    key = fingerprint(config, recipe, backend, CORPUS, "code")
-    run = ArmRun(tmp_path, ladder().arm[0], 0, config, recipe, key)
-    train = one_by_one(train_afresh, backend, ProgressSink())
-    rate = calibrate([run], 1, tmp_path, train, CORPUS, lambda line: None).rates[name("fp8")]
-    assert min(rate.step, rate.evaluation) > 0
-    assert rate.start >= 0
-
-
-def test_all_runs_are_announced_before_the_first_trains(tmp_path: Path) -> None:
-    announced: list[list[str]] = []
-    trainer = FakeTrainer()
-    costs = Costs()
-
-    def before(runs: Any, corpus: Any) -> None:
-        assert trainer.calls == []
-        announced.append([run.name for run in runs])
-
-    options: dict[str, Any] = {
-        "backend": mxref.get_backend("reference"), "trainer": trainer, "corpus": FakeCorpus, "costs": costs,
-        "say": lambda line: None,
-    }  # fmt: skip
-    run_ladder(ladder(), tiny(), tmp_path, before=before, arms=["h16"], **options)
-    trainer.calls.clear()
-    run_ladder(ladder(), tiny(), tmp_path, before=before, **options)
-    assert announced == [["fp8", "h16"], ["fp8-seed2", "bad"]]
-    assert costs.seconds == {name("fp8"): 2.0, name("h16"): 2.0}  # what their records say
-
-
-def estimate(tmp_path: Path, *more: str) -> str:
-    sizes = ("model.vocab=300", "run.steps=20", "data.max_documents=30")
-    sets = [part for size in sizes for part in ("--set", size)]
-    out = ["--out", str(tmp_path / "out"), "--backend", "numba", "--arms", "all-h16", "--seeds", "2"]
-    found = CliRunner().invoke(
-        main, ["ablate", "paper", "--config", "tiny", *sets, *out, "--estimate", *more]
-    )
+def test_a_size_that_no_machine_here_has_is_estimated(tmp_path: Path) -> None:
+    """Neither its tokens nor a GPU nor the memory of an 8B model is needed."""
+    command = [
+        "ablate",
+        "paper_8b",
+        "--estimate",
+        "--gpus-per-run",
+        "8",
+        "--set",
+        "run.micro_batch=8",
+        "--out",
+        str(tmp_path),
+    ]
+    found = CliRunner().invoke(main, command)
     assert found.exit_code == 0, found.output
-    return " ".join(found.stdout.split())
-
-
-def test_the_command_estimates_without_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mxref_training.data.corpus.prepare_corpus", lambda config: FakeCorpus())
-    said = estimate(tmp_path)
-    assert "parameters, 10,240 tokens a run" in said  # tiny, and not the ladder's own demo
-    assert "in 4 runs" in said
-    assert "time: unknown, because no run has been timed: --calibrate times a few steps" in said
-    (tmp_path / "out").mkdir(exist_ok=True)
-    Costs(rates={"other": Rate(1.0, 0.5, 1.0)}).save(
-        tmp_path / "out", {"device": "fast", "places": 1, "per_device": 1}
-    )
-    said = estimate(tmp_path)
-    assert "fp8 2 0:13 0:26 as the slowest" in said
-    assert "time: about 0:57 in 1 place on cpu, 0:57 of one place" in said
-    assert "The calibration was made elsewhere: device fast -> cpu. --calibrate repeats it." in said
-    assert not (tmp_path / "out" / "arms").exists()
+    said = " ".join(found.stdout.split())
+    assert "in 45 runs" in said
+    assert "no run has finished here. At 20% of the BF16 peak, which is assumed" in said
+    assert "RTX 4090 165 24 too little memory" in said
+    assert not list(tmp_path.iterdir())

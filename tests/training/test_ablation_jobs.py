@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,18 +25,21 @@ from rich.console import Console
 
 import mxref
 import warm
-from ablation_fakes import FakeCorpus, FakeTrainer, tiny
+from ablation_fakes import FakeCorpus, FakeTrainer, run_ladder, tiny
 from mxref.cli import main
 from mxref.tomlio import build
+from mxref_training.cli.ablate import REMOVED
+from mxref_training.config import TrainConfig
+from mxref_training.distributed.ranks import SOLE
 from mxref_training.errors import ConfigError
 from mxref_training.interrupt import TOGETHER
-from mxref_training.lab import slots, worker
+from mxref_training.lab import worker
 from mxref_training.lab.arm import ArmRun, Start
+from mxref_training.lab.display import BarsDisplay, LinesDisplay, default_display
 from mxref_training.lab.ladder import Ladder
-from mxref_training.lab.progress import BarsDisplay, LinesDisplay, default_display
-from mxref_training.lab.slots import job_count, on_share
-from mxref_training.lab.study import RESULTS, planned, run_ladder
+from mxref_training.lab.study import RESULTS, planned
 from mxref_training.lab.worker import PipeProgress
+from mxref_training.overrides import parse_override
 from training_setup import newest
 
 pytestmark = pytest.mark.usefixtures("warm_children")
@@ -111,7 +115,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def arguments(files: Path, out: Path, *more: str) -> list[str]:
     sets = [part for size in SIZES for part in ("--set", size)]
-    data = ["--data", str(files / "train.jsonl"), "--val", str(files / "val.jsonl")]
+    data = ["--set", f"data.train={files / 'train.jsonl'}", "--set", f"data.val={files / 'val.jsonl'}"]
     backend = f"{files / 'moody.py'}:backend"
     return ["ablate", str(files / "three.toml"), *data, *sets, "--backend", backend, "--out", str(out), *more]
 
@@ -312,6 +316,45 @@ def test_a_second_interrupt_ends_a_child_that_hangs(files: Path, unbroken: Path,
         os.kill(child, 0)
 
 
+@pytest.mark.parametrize("option", REMOVED)
+def test_an_option_of_an_earlier_version_says_what_to_give_instead(option: str) -> None:
+    for words in ([option, "x"], [f"{option}=x"]):
+        found = CliRunner().invoke(main, ["ablate", "paper", *words])
+        assert found.exit_code == 2
+        said = " ".join(found.stderr.replace("│", " ").split())
+        assert f"there is no {option} any more: " in said
+        keys = re.findall(r"--set '?([a-z_.]+=[^\s')]+)", said)
+        for key in keys:  # the key exists; its value is checked where it is read
+            name = key.partition("=")[0]
+            into = Ladder if name.partition(".")[0] in ("branch", "last", "train") else TrainConfig
+            with suppress(ConfigError):
+                parse_override(key, into)
+            with pytest.raises(ConfigError, match="unknown key"):
+                parse_override(f"{name}x=1", into)
+        assert keys or "--arms=" in said or "CUDA_VISIBLE_DEVICES" in said or "--estimate" in said
+
+
+@pytest.mark.long
+def test_a_run_on_two_ranks_gives_the_losses_of_one(files: Path, unbroken: Path, tmp_path: Path) -> None:
+    backend = ["--backend", "reference"]  # a file of a user's is no backend that two ranks need
+    found = ablate(files, tmp_path, "--gpus-per-run", "2", "--arms", "h16", *backend)
+    assert found.exit_code == 0, found.output
+    for arm in ("fp8", "h16"):
+        one, two = (
+            json.loads((folder / "arms" / arm / "result.json").read_text()) for folder in (unbroken, tmp_path)
+        )
+        assert two["key"]["ranks"] == 2
+        layout = json.loads((tmp_path / "arms" / arm / "run.json").read_text())["identity"]["parallel"]
+        assert (layout["shard"], layout["tensor"]) == (2, 1)  # by FSDP2
+        for mine, theirs in zip(two["record"]["losses"], one["record"]["losses"], strict=True):
+            assert mine == [theirs[0], pytest.approx(theirs[1], rel=1e-3)]
+    again = ablate(files, tmp_path, "--gpus-per-run", "2", "--arms", "h16", *backend)
+    assert again.exit_code == 0
+    assert "[2/2] h16: finished before, kept" in again.stderr
+    alone = ablate(files, tmp_path, "--arms", "h16", *backend)
+    assert "[1/2] fp8: starts anew, because" in alone.stderr
+
+
 def free(folder: Path) -> bool:
     with (folder / "arm.lock").open("a") as lock:
         try:
@@ -345,25 +388,6 @@ TWO = {
 }
 
 
-@pytest.mark.parametrize(
-    ("asked", "cores", "runs", "expected"),
-    [(1, 4, 13, 1), (3, 4, 13, 3), (30, 4, 13, 13), (None, 4, 13, 4), (None, 64, 13, 8), (None, 64, 3, 3)],
-)
-def test_number_of_jobs(
-    monkeypatch: pytest.MonkeyPatch, asked: int | None, cores: int, runs: int, expected: int
-) -> None:
-    monkeypatch.setattr(slots, "cores", lambda: cores)
-    assert job_count(asked, runs) == expected
-
-
-def test_threads_are_a_share_of_the_cores_unless_they_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "cores", lambda: 8)
-    shares = {jobs: on_share(tiny(), jobs).run.threads for jobs in (1, 2, 3, 16)}
-    assert shares == {1: 8, 2: 4, 3: 2, 16: 1}
-    assert on_share(tiny("run.threads=5"), 2).run.threads == 5
-    assert on_share(tiny(), 2).optim == tiny().optim
-
-
 def test_repetitions_of_the_reference_are_planned_once() -> None:
     ladder = build(Ladder, {"title": "", "train": {"preset": "tiny"}, **TWO}, "test.toml")
     assert [(arm.name, seed) for arm, seed in planned(ladder, 2)] == [("fp8", 0), ("again", 0), ("fp8", 1)]
@@ -391,13 +415,15 @@ def test_a_run_reaches_its_process_unchanged(tmp_path: Path) -> None:
     assert (arrived.keep_checkpoints, arrived.corpus) == (False, "text")
 
 
-def test_a_process_refuses_a_run_that_is_no_longer_the_same(tmp_path: Path) -> None:
+def test_a_process_refuses_a_run_that_is_no_longer_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = some_run(tmp_path, code="0" * 12).to_table()
-    shared = worker.Shared(mxref.get_backend("reference"), FakeCorpus())  # type: ignore[arg-type]
+    monkeypatch.setattr("mxref_training.data.handed_over.from_table", lambda tokens: FakeCorpus())
     with pytest.raises(
         ConfigError, match="the code changed while the ladder ran: give the same command again"
     ):
-        worker._train(table, shared, PipeProgress(-1))
+        worker._train_run("reference", {}, table, PipeProgress(-1), SOLE)
     assert list(tmp_path.iterdir()) == []
 
 

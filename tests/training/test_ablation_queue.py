@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,21 +11,18 @@ from typing import Any
 import pytest
 
 import mxref
-from ablation_fakes import FakeCorpus, FakeTrainer, ladder, table, tiny
+from ablation_fakes import FakeCorpus, FakeTrainer, ladder, run_branches, run_ladder, table, tiny
 from mxref.capabilities import Capabilities
 from mxref_training.data import handed_over
 from mxref_training.data.corpus import prepare_corpus
 from mxref_training.errors import ConfigError, DataError
 from mxref_training.interrupt import Interrupted
-from mxref_training.lab import fresh, progress, slots
+from mxref_training.lab import display, queue
 from mxref_training.lab.arm import ArmRun
-from mxref_training.lab.branches import run_branches
-from mxref_training.lab.budget import Budget
-from mxref_training.lab.costs import Costs, cost_class
+from mxref_training.lab.costs import Costs
 from mxref_training.lab.ladder import Ladder
-from mxref_training.lab.processes import ChildProcesses, _Batch
-from mxref_training.lab.slots import Slot, make_slots, visible
-from mxref_training.lab.study import planned, run_ladder
+from mxref_training.lab.queue import Queue, Slot, _Batch, make_slots, on_share
+from mxref_training.lab.study import planned
 from training_setup import CORPUS
 
 pytestmark = pytest.mark.usefixtures("warm_children")
@@ -86,50 +82,45 @@ def test_each_arm_runs_as_often_as_it_asks(tmp_path: Path) -> None:
 
 
 def in_processes(
-    out: Path, config: Any, corpus: Any, places: list[Slot], arms: list[str] | None = None, **more: Any
+    out: Path,
+    config: Any,
+    corpus: Any,
+    places: list[Slot],
+    arms: list[str] | None = None,
+    keep: list[str] | None = None,
+    **more: Any,
 ) -> list[str]:
     said: list[str] = []
     sr = {"name": "sr", "label": "SR", "recipe": {"all": {"format": "mxfp4", "rounding": "sr"}}}
-    lad = ladder(arm=[*(arm for arm in table()["arm"] if arm["name"] in ("fp8", "h16")), sr])
-    runner = ChildProcesses(places, "numba", more.pop("budget", None))
+    arms_of_it = [*(arm for arm in table()["arm"] if arm["name"] in ("fp8", "h16")), sr]
+    lad = ladder(arm=arms_of_it, last={"keep": keep} if keep is not None else {})
+    runner = Queue(places, "numba", **more.pop("queue", {}))
     run_ladder(
-        lad, config, out, backend=mxref.get_backend("numba"), trainer=FakeTrainer(), corpus=lambda: corpus,
+        lad, config, out, backend=mxref.get_backend("numba"), corpus=lambda: corpus,
         arms=arms, runner=runner, say=said.append, **more,
     )  # fmt: skip
     return said
-
-
-def bits(out: Path, name: str) -> tuple[bytes, bytes]:
-    folder = out / "arms" / name
-    weights = b"".join(
-        (folder / "checkpoints" / "step-4" / f"{x}.safetensors").read_bytes() for x in ("model", "optimizer")
-    )
-    return (folder / "metrics.jsonl").read_bytes(), weights
 
 
 def pid(out: Path, name: str) -> str:
     return (out / "arms" / name / "log.txt").read_text().partition("process ")[2].partition(",")[0]
 
 
-def test_a_run_has_the_same_bits_as_first_or_third_of_its_process(
+def test_each_run_has_a_process_of_its_own_which_sees_its_gpu(
     tmp_path: Path, config: Any, corpus: Any
 ) -> None:
-    in_processes(tmp_path / "one", config, corpus, [Slot()])
-    assert len({pid(tmp_path / "one", name) for name in ("fp8", "h16", "sr")}) == 1
-    shutil.copytree(tmp_path / "one", tmp_path / "alone")
-    shutil.rmtree(tmp_path / "alone" / "arms" / "sr")
-    in_processes(tmp_path / "alone", config, corpus, [Slot("7")])
-    assert ", GPU 7\n" in (tmp_path / "alone" / "arms" / "sr" / "log.txt").read_text()
-    assert bits(tmp_path / "one", "sr") == bits(tmp_path / "alone", "sr")
+    in_processes(tmp_path, config, corpus, [Slot("7")])
+    assert len({pid(tmp_path, name) for name in ("fp8", "h16", "sr")}) == 3
+    assert ", GPU 7\n" in (tmp_path / "arms" / "sr" / "log.txt").read_text()
 
 
 def test_checkpoints_of_finished_runs_go_except_those_that_are_kept(
     tmp_path: Path, config: Any, corpus: Any
 ) -> None:
-    in_processes(tmp_path, config, corpus, [Slot()], ["h16"], keep_checkpoints=["fp8"])
+    in_processes(tmp_path, config, corpus, [Slot()], ["h16"], keep=["fp8"])
     kept = {path.parts[-3] for path in (tmp_path / "arms").glob("*/checkpoints/*")}
     assert kept == {"fp8"}
-    said = in_processes(tmp_path, config, corpus, [Slot()], ["h16"], keep_checkpoints=[])
+    said = in_processes(tmp_path, config, corpus, [Slot()], ["h16"], keep=[])
     assert said == ["[1/2] fp8: finished before, kept", "[2/2] h16: finished before, kept"]
     assert not list((tmp_path / "arms").glob("*/checkpoints/*"))
     longer = replace(config, run=replace(config.run, steps=6))
@@ -142,43 +133,18 @@ def test_keeping_the_checkpoints_of_an_unknown_arm_is_refused(
     tmp_path: Path, config: Any, corpus: Any
 ) -> None:
     with pytest.raises(ConfigError, match="no arm is named 'h61' .did you mean 'h16'"):
-        in_processes(tmp_path, config, corpus, [Slot()], keep_checkpoints=["h61"])
-
-
-class _Held:
-    """Refers to itself, as a model and its hooks do."""
-
-    def __init__(self, freed: list[int]) -> None:
-        self.me, self.freed = self, freed
-
-    def __del__(self) -> None:
-        self.freed.append(1)
+        in_processes(tmp_path, config, corpus, [Slot()], keep=["h61"])
 
 
 def test_branches_run_in_processes_too(tmp_path: Path, config: Any, corpus: Any) -> None:
     arms = [arm for arm in table()["arm"] if arm["name"] in ("fp8", "h16")]
     lad = ladder(arm=arms, branch={"moments": ["2"], "updates": 2})
     results = run_branches(
-        lad, config, tmp_path, backend=mxref.get_backend("numba"), trainer=FakeTrainer(), corpus=lambda: corpus,
-        runner=ChildProcesses([Slot()], "numba"), say=lambda line: None,
+        lad, config, tmp_path, backend=mxref.get_backend("numba"), corpus=lambda: corpus,
+        runner=Queue([Slot()], "numba"), say=lambda line: None,
     )  # fmt: skip
     assert [arm["name"] for arm in results["moments"][0]["arms"]] == ["fp8", "h16"]
     assert results["moments"][0]["arms"][1]["validation_last"]["mean"] != 0
-
-
-def test_what_a_run_leaves_is_released_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    freed: list[int] = []
-    asked: list[int] = []
-    _Held(freed)
-    monkeypatch.setattr(fresh, "train", lambda *_, **__: list(freed))
-
-    class Backend:
-        def range_exceeded(self) -> bool:
-            asked.append(1)
-            return True
-
-    assert fresh.train_afresh(backend=Backend()) == [1]  # type: ignore[arg-type]
-    assert asked == [1]
 
 
 def test_a_corpus_reaches_another_process_by_its_files(corpus: Any) -> None:
@@ -205,52 +171,53 @@ class _OnGpu:
 @pytest.fixture
 def four(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    monkeypatch.setattr(slots, "cores", lambda: 64)
+    monkeypatch.setattr(queue, "cores", lambda: 64)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-def places(devices: str | None, jobs: int | None, runs: int = 40, *overrides: str) -> tuple[list[str], int]:
-    found = make_slots(jobs, devices, tiny(*overrides), _OnGpu(), runs)  # type: ignore[arg-type]
-    return [slot.device for slot in found.slots], found.per_device
+def places(jobs: int | None, gpus: int = 1, runs: int = 40, *overrides: str) -> list[str]:
+    return [slot.devices for slot in make_slots(jobs, gpus, tiny(*overrides), _OnGpu(), runs)]  # type: ignore[arg-type]
 
 
 def test_runs_spread_over_gpus_before_they_share_one(four: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert places("0,2", 2) == (["0", "2", "0", "2"], 2)
-    assert places("all", 1) == (["0", "1", "2", "3"], 1)
-    assert places("all", None) == (["0", "1", "2", "3"] * 4, 4)
-    assert places("all", 4, 6) == (["0", "1", "2", "3", "0", "1"], 2)
-    assert places(None, 3) == (["", "", ""], 3)
+    assert places(2) == ["0", "1", "2", "3"] * 2
+    assert places(None) == ["0", "1", "2", "3"] * 4
+    assert places(4, runs=6) == ["0", "1", "2", "3", "0", "1"]
+    assert places(3, 1, 40, "run.device=cuda:1") == ["", "", ""]  # the user's own choice
+    assert places(1, 2) == ["0,1", "2,3"]
+    assert places(None, 4) == ["0,1,2,3"]
+    assert places(1, 3) == ["0,1,2"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-abc,6,7")
-    assert places("1,3", 1) == (["GPU-abc", "7"], 1)
+    assert places(1) == ["4", "GPU-abc", "6", "7"]
+    assert places(1, 2) == ["4,GPU-abc", "6,7"]
     assert Slot("GPU-abc").environment == {"CUDA_VISIBLE_DEVICES": "GPU-abc"}
     assert Slot().environment == {}
-    assert visible(2, {}) == "2"
+
+
+def test_a_run_cannot_take_more_gpus_than_there_are(four: None) -> None:
+    with pytest.raises(ConfigError, match="--gpus-per-run 8, but PyTorch sees 4 GPUs here: give fewer"):
+        places(1, 8)
 
 
 @pytest.mark.parametrize(
-    ("devices", "override", "said"),
-    [
-        (
-            "0,4",
-            "run.threads=0",
-            r"'4' is no GPU that PyTorch sees here .0 to 3.; give numbers as in 0,1, or all",
-        ),
-        ("x", "run.threads=0", "'x' is no GPU"),
-        ("1,1", "run.threads=0", "names 1 twice; --jobs sets how many"),
-        ("0", "run.device=cuda:1", "run.device = 'cuda:1' and --devices 0 name devices twice"),
-    ],
-)
-def test_wrong_gpus_are_refused(four: None, devices: str, override: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        places(devices, 1, 40, override)
+    ("asked", "cores", "ranks", "runs", "expected"),
+    [(1, 4, 1, 13, 1), (3, 4, 1, 13, 3), (30, 4, 1, 13, 13), (None, 4, 1, 13, 4), (None, 64, 1, 13, 8),
+     (None, 64, 1, 3, 3), (None, 8, 4, 13, 2), (None, 2, 4, 13, 1)],
+)  # fmt: skip
+def test_number_of_places_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, asked: int | None, cores: int, ranks: int, runs: int, expected: int
+) -> None:
+    monkeypatch.setattr(queue, "cores", lambda: cores)
+    found = make_slots(asked, ranks, tiny(), mxref.get_backend("reference"), runs)
+    assert found == [Slot(ranks=ranks)] * expected
 
 
-def test_gpus_need_a_backend_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="--devices all, but backend 'reference' computes on cpu"):
-        make_slots(1, "all", tiny(), mxref.get_backend("reference"), 3)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    with pytest.raises(ConfigError, match="PyTorch sees no GPU here"):
-        places("all", 1)
+def test_threads_are_a_share_of_the_cores_unless_they_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "cores", lambda: 8)
+    assert [on_share(tiny(), [Slot()] * jobs).run.threads for jobs in (1, 2, 3, 16)] == [8, 4, 2, 1]
+    assert on_share(tiny(), [Slot(ranks=2)] * 2).run.threads == 2
+    assert on_share(tiny("run.threads=5"), [Slot()] * 2).run.threads == 5
+    assert on_share(tiny(), [Slot()] * 2).optim == tiny().optim
 
 
 # --- time ----------------------------------------------------------------------------------------------
@@ -263,51 +230,21 @@ def a_run(arm: str, out: Path = Path("nowhere"), steps: int = 100) -> ArmRun:
 
 def test_no_run_starts_that_would_not_end_in_time() -> None:
     now = [0.0]
-    costs = Costs()
-    budget = Budget(100.0, costs.expected, costs.learn, lambda: now[0])
+    own = Queue([Slot()], "numba", deadline=100.0, clock=lambda: now[0])
     fast, slow = a_run("fp8"), a_run("bad")
-    assert budget.allows(slow)  # nothing is known yet
-    budget.learn(fast, 20.0)
-    budget.learn(slow, 50.0)
+    assert own.allows(slow)  # nothing is known yet
+    own.costs.learn(fast, 20.0)
+    own.costs.learn(slow, 50.0)
     now[0] = 44.0
-    assert budget.allows(slow)
+    assert own.allows(slow)
     now[0] = 46.0
-    assert not budget.allows(slow)
-    assert budget.allows(fast)
-    assert not budget.is_spent()
+    assert not own.allows(slow)
+    assert own.allows(fast)
+    assert not own.is_over()
     now[0] = 100.0
-    assert budget.is_spent()
-    assert not budget.allows(fast)
-    assert Budget().allows(slow)
-    assert not Budget().is_spent()
-
-
-def test_an_unknown_class_costs_what_the_slowest_known_does_and_a_begun_run_its_rest(tmp_path: Path) -> None:
-    costs = Costs()
-    assert costs.expected(a_run("fp8")) is None
-    costs.learn(a_run("fp8"), 20.0)
-    costs.learn(a_run("bad"), 50.0)
-    costs.learn(a_run("bad"), 40.0)
-    assert costs.expected(a_run("fp8")) == pytest.approx(22.0)
-    assert costs.expected(a_run("h16")) == pytest.approx(55.0)
-    begun = a_run("fp8", tmp_path)
-    (begun.folder / "checkpoints" / "step-75").mkdir(parents=True)
-    assert costs.expected(begun) == pytest.approx(5.5)
-
-
-def test_cost_classes_tell_apart_what_takes_time() -> None:
-    def of(**all_three: Any) -> str:
-        lad = ladder(arm=[table()["arm"][0], {"name": "x", "label": "x", "recipe": {"all": all_three}}])
-        return cost_class(lad.resolve(lad.arm[1]))
-
-    plain = of(format="mxfp4")
-    assert of(format="mxfp4", scale_rule="rceil") == plain
-    assert of(format="mxfp4", hadamard=16) == of(format="mxfp4", hadamard=32) != plain
-    different = [
-        plain, of(format="mxfp4", hadamard=16), of(format="mxfp4", hadamard=16, signs="fixed"),
-        of(format="mxfp4", rounding="sr"), of(format="mxfp4", prescale=True), of(format="fp8"), of(format="bf16"),
-    ]  # fmt: skip
-    assert len(set(different)) == len(different)
+    assert own.is_over()
+    assert not own.allows(fast)
+    assert Queue([Slot()], "numba").allows(slow)
 
 
 def test_when_the_time_is_up_runs_stop_with_a_checkpoint_and_the_next_call_goes_on(
@@ -322,19 +259,20 @@ def test_when_the_time_is_up_runs_stop_with_a_checkpoint_and_the_next_call_goes_
     with pytest.raises(
         Interrupted, match=r"the time is up: 0 of 2 runs finished, fp8 stopped; the same command goes on"
     ):
-        in_processes(tmp_path, long, corpus, [Slot()], ["h16"], budget=Budget(50.0, clock=clock))
+        in_processes(tmp_path, long, corpus, [Slot()], ["h16"], queue={"deadline": 50.0, "clock": clock})
     assert [path.name for path in (tmp_path / "arms").glob("*/checkpoints/step-*")]
     assert "interrupted: SIGINT after step" in (tmp_path / "arms" / "fp8" / "log.txt").read_text()
-    known = {cost_class(a_run(arm).recipe): 60.0 for arm in ("fp8", "h16")}
-    budget = Budget(50.0, Costs(known).expected, clock=lambda: 0.0)
+    costs = Costs()
+    costs.learn(ArmRun(tmp_path, ladder().reference, 0, long, ladder().resolve(ladder().reference), {}), 60.0)
+    short = {"deadline": 50.0, "clock": lambda: 0.0, "costs": costs}
     with pytest.raises(Interrupted, match=r"too little time is left for another run: 0 of 2 runs finished"):
-        in_processes(tmp_path, long, corpus, [Slot()], ["h16"], budget=budget)
+        in_processes(tmp_path, long, corpus, [Slot()], ["h16"], queue=short)
 
 
 @pytest.mark.parametrize("why", ["SIGTERM", "the time is up"])
 def test_a_signal_behind_the_last_report_of_the_last_child_stops_what_follows(why: str) -> None:
     request = SimpleNamespace(signal=why if why == "SIGTERM" else "")
-    batch = _Batch([a_run("fp8")], None, None, request, Budget())  # type: ignore[arg-type]
+    batch = _Batch(Queue([], ""), [a_run("fp8")], None, None, request, None)  # type: ignore[arg-type]
     batch.waiting.clear()
     batch.why = "" if request.signal else why
     batch.conclude("")
@@ -348,8 +286,10 @@ def test_the_reference_of_a_seed_starts_first_and_then_the_longest_runs() -> Non
     seconds = {"fp8": 3.0, "bf16": 1.0, "h16": 5.0}
     runs = [SimpleNamespace(arm=SimpleNamespace(name=n), seed=seed) for seed in (0, 1) for n in seconds]
     known: dict[str, float] = {}
-    budget = Budget(expected=lambda run: known.get(run.arm.name))
-    batch = _Batch(runs, None, None, SimpleNamespace(signal=""), budget)  # type: ignore[arg-type]
+    own = SimpleNamespace(
+        allows=lambda run: True, costs=SimpleNamespace(expected=lambda run: known.get(run.arm.name))
+    )
+    batch = _Batch(own, runs, None, None, SimpleNamespace(signal=""), None)  # type: ignore[arg-type]
     started = []
     while (run := batch._next()) is not None:
         started.append((run.arm.name, run.seed))
@@ -361,18 +301,18 @@ def test_the_remaining_time_is_that_of_the_speeds_and_the_runs_that_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    fast, slow = progress.Pace(), progress.Pace()
-    assert progress.remaining([fast], []) is None  # it loads
+    monkeypatch.setattr(display.time, "monotonic", lambda: now)
+    fast, slow = display.Pace(), display.Pace()
+    assert display.remaining([fast], []) is None  # it loads
     fast.start(0, 10)
     slow.start(5, 10)  # resumed
-    assert progress.remaining([fast, slow], []) is None
+    assert display.remaining([fast, slow], []) is None
     now = 8.0
     fast.step(4)
     slow.step(7)
-    assert progress.remaining([fast, slow], []) == 12
+    assert display.remaining([fast, slow], []) == 12
     now = 9.0
-    assert progress.remaining([fast, slow], []) == 11
+    assert display.remaining([fast, slow], []) == 11
     # Both places are free after 11 s. Unknown runs take (30 + 20 + 40) / 3 s: 30 and 30, then none.
-    assert progress.remaining([fast, slow], [30, None]) == 11 + 30
-    assert progress.remaining([fast, slow], [None, 30, None]) == 11 + 60
+    assert display.remaining([fast, slow], [30, None]) == 11 + 30
+    assert display.remaining([fast, slow], [None, 30, None]) == 11 + 60

@@ -17,6 +17,7 @@ from torch import nn
 
 import mxref
 import mxref_torch
+from ablation_fakes import run_ladder
 from mxref_training import evaluate as evaluation
 from mxref_training.checkpoint import CheckpointStore
 from mxref_training.config import TrainConfig, config_from_table
@@ -26,7 +27,6 @@ from mxref_training.errors import CheckpointError, ConfigError, DivergedError
 from mxref_training.evaluate import Evaluation
 from mxref_training.finite import first_nonfinite
 from mxref_training.lab.ladder import load_ladder
-from mxref_training.lab.study import run_ladder
 from mxref_training.model.llama import Llama
 from mxref_training.trainer import train
 from training_setup import CONFIG, CORPUS, Saboteur, change, lines, run

@@ -15,12 +15,12 @@ from mxref_training.lab.ladder import load_ladder
 
 def test_arms_can_be_left_out() -> None:
     ladder = load_ladder("paper")
-    assert ladder.names([], ["mxfp8"]) == [arm.name for arm in ladder.arm if arm.name != "mxfp8"]
-    assert ladder.names(["all", "wgrad"], ["wgrad"]) == ["fp8", "all"]
+    assert ladder.names(["-mxfp8"]) == [arm.name for arm in ladder.arm if arm.name != "mxfp8"]
+    assert ladder.names(["all", "wgrad", "-wgrad"]) == ["fp8", "all"]
     with pytest.raises(ConfigError, match="no arm is named 'mxfp4'"):
-        ladder.names([], ["mxfp4"])
+        ladder.names(["-mxfp4"])
     with pytest.raises(ConfigError, match="fp8 is the reference"):
-        ladder.names([], ["fp8"])
+        ladder.names(["-fp8"])
 
 
 def test_paper_ladder_claims() -> None:

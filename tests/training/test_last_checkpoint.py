@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ablation_fakes import run_ladder
 from mxref.discovery import get_backend
 from mxref.recipe_files import load_recipe
 from mxref.tomlio import build, to_table
@@ -18,9 +20,8 @@ from mxref_training.data.tokens import Tokens
 from mxref_training.errors import ConfigError
 from mxref_training.lab import last_checkpoint
 from mxref_training.lab.arm import ArmRun
-from mxref_training.lab.ladder import Arm, Ladder
+from mxref_training.lab.ladder import Arm, Ladder, LastCheckpoints
 from mxref_training.lab.last_checkpoint import Extra, prepare
-from mxref_training.lab.study import run_ladder
 from mxref_training.trainer import train
 from training_setup import CONFIG, CORPUS, VOCAB, Vocabulary, text
 
@@ -51,9 +52,9 @@ def on_disk(folder: Path, name: str, tokens: Tokens) -> dict[str, Any]:
 
 def ladder(out: Path, extra: Extra = NOTHING) -> dict[str, Any]:
     run_ladder(
-        LADDER, CONFIG, out,
+        replace(LADDER, last=LastCheckpoints(keep=())), CONFIG, out,
         backend=get_backend("reference"), trainer=train, corpus=lambda: CORPUS, extra=lambda _: extra,
-        keep_checkpoints=[], say=lambda _: None,
+        say=lambda _: None,
     )  # fmt: skip
     return {name: json.loads((out / "arms" / name / "result.json").read_text()) for name in ("fp8", "sr")}
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -12,12 +10,10 @@ from click.testing import CliRunner
 from data_files import make_texts, write
 from mxref.cli import main
 from mxref.errors import FileFormatError
-from mxref_training.lab import fresh
 from mxref_training.lab.ladder import load_ladder, shipped
 from mxref_training.probe.arms import chosen_arms
 from mxref_training.probe.results import load
 from mxref_training.report.probe.tables import section
-from mxref_training.trainer import train
 
 pytestmark = pytest.mark.usefixtures("warm_children")
 
@@ -91,19 +87,9 @@ def test_a_ladder_ends_with_the_probe_of_its_reference_unless_it_is_to_stop(
         write(tmp_path / "train.jsonl", make_texts(60)),
         write(tmp_path / "val.jsonl", make_texts(6, seed=1)),
     )
-    given = ["ablate", str(ladder), "--out", str(out), "--backend", "reference", "--probe"]
-    given += ["--data", str(data[0]), "--val", str(data[1])]
+    given = ["ablate", str(ladder), "--out", str(out), "--backend", "reference", "--set", "last.probe=true"]
+    given += ["--set", f"data.train={data[0]}", "--set", f"data.val={data[1]}"]
 
-    def signalled(*arguments: Any, **options: Any) -> Any:
-        result = train(*arguments, **options)
-        return replace(result, stopped="SIGTERM" if options["label"] == "MXFP4 with H16" else "")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(fresh, "train", signalled)
-        done = CliRunner().invoke(main, given)
-    assert done.exit_code == 130, done.output
-    assert "SIGTERM in the last step of h16; the same command goes on with the probe" in done.output
-    assert not (out / "probe.json").exists()
     done = CliRunner().invoke(main, given)
     assert done.exit_code == 0, done.output
     assert "In dW, against MXFP4 (" in done.output
@@ -121,9 +107,11 @@ def test_a_ladder_ends_with_the_probe_of_its_reference_unless_it_is_to_stop(
 def test_a_ladder_whose_reference_loses_its_checkpoint_is_refused(tmp_path: Path) -> None:
     ladder = tmp_path / "two.toml"
     ladder.write_text(LADDER)
-    done = CliRunner().invoke(main, ["ablate", str(ladder), "--probe", "--keep-checkpoints", "all"])
+    done = CliRunner().invoke(
+        main, ["ablate", str(ladder), "--set", "last.probe=true", "--set", 'last.keep=["all"]']
+    )
     assert done.exit_code == 2
-    assert "--probe reads the checkpoint of fp8, which --keep-checkpoints deletes" in done.output
+    assert "last.probe reads the checkpoint of fp8, which last.keep deletes" in done.output
 
 
 def test_a_ladder_without_a_probe_has_no_such_section(tmp_path: Path) -> None:

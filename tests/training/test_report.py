@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 import mxref
-from ablation_fakes import FakeCorpus, FakeTrainer, ladder, tiny
+from ablation_fakes import FakeCorpus, FakeTrainer, in_process, ladder, run_ladder, tiny
 from html_page import Page
 from mxref import terminal
 from mxref.cli import main
@@ -25,7 +25,7 @@ from mxref_training.cli.ablate import ablate
 from mxref_training.cli.report import report
 from mxref_training.interrupt import Interrupted
 from mxref_training.lab.ladder import Contrast, Ladder, load_ladder
-from mxref_training.lab.study import load_results, run_ladder
+from mxref_training.lab.study import load_results
 from mxref_training.report.drawing import _spread
 from mxref_training.report.ladder.page import ladder_page, screen, write_report
 from mxref_training.report.ladder.plots import _limits, differences, overheads_svg
@@ -424,7 +424,7 @@ def test_list_shows_the_arms_that_the_command_would_train() -> None:
     found = CliRunner().invoke(ablate, ["paper", "--list"])
     assert found.exit_code == 0, found.output
     assert all(arm.name in found.output for arm in PAPER.arm)
-    found = CliRunner().invoke(main, ["ablate", "tseng", "--without", "rht64-sr", "--list"])
+    found = CliRunner().invoke(main, ["ablate", "tseng", "--arms=-rht64-sr", "--list"])
     assert found.exit_code == 0, found.output
     assert "rht64 " in found.output
     assert "rht64-sr" not in found.output
@@ -461,7 +461,10 @@ def test_missing_packages_are_named(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def command(monkeypatch: pytest.MonkeyPatch, trainer: FakeTrainer, out: Path, *arguments: str) -> Result:
-    monkeypatch.setattr("mxref_training.lab.fresh.train", trainer)
+    train = in_process(trainer, mxref.get_backend("reference"))
+    monkeypatch.setattr(
+        "mxref_training.lab.queue.Queue.__call__", lambda queue, *given, **more: train(*given, **more)
+    )
     monkeypatch.setattr("mxref_training.data.corpus.prepare_corpus", lambda config: FakeCorpus())
     fixed = ["--set", "run.eval_every=10", "--backend", "reference", "--out", str(out)]
     return CliRunner().invoke(main, ["ablate", "paper", *fixed, *arguments])
@@ -470,7 +473,15 @@ def command(monkeypatch: pytest.MonkeyPatch, trainer: FakeTrainer, out: Path, *a
 def test_ablate_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     trainer = FakeTrainer(SLOWDOWN)
     found = command(
-        monkeypatch, trainer, tmp_path, "--steps", "50", "--arms", "fprop, all-h16", "--data", "x.jsonl"
+        monkeypatch,
+        trainer,
+        tmp_path,
+        "--set",
+        "run.steps=50",
+        "--arms",
+        "fprop, all-h16",
+        "--set",
+        "data.train=x.jsonl",
     )
     assert found.exit_code == 0, found.output
     assert [label for label, _ in trainer.calls] == ["FP8", "plain RNE", "H16"]
@@ -488,7 +499,7 @@ def test_ablate_interrupted_is_one_line_and_exit_code_130(
     def stop(label: str) -> None:
         raise Interrupted("SIGINT after step 3 of 50: saved; the same command goes on from there")
 
-    found = command(monkeypatch, FakeTrainer(interrupt=stop), tmp_path, "--steps", "50")
+    found = command(monkeypatch, FakeTrainer(interrupt=stop), tmp_path, "--set", "run.steps=50")
     assert found.exit_code == 130
     began, *lines = found.output.splitlines()
     assert began.startswith("ladder paper, backend reference (asked for by name), writing to ")

@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 
 import mxref
-from ablation_fakes import FakeCorpus, FakeTrainer, table, tiny
+from ablation_fakes import FakeCorpus, FakeTrainer, run_ladder, table, tiny
 from mxref.reference import ReferenceBackend
 from mxref.tomlio import build
 from mxref_training import durable
 from mxref_training.errors import CheckpointError, ConfigError
 from mxref_training.lab.ladder import Ladder
-from mxref_training.lab.study import run_ladder
 from mxref_training.log_files import LogFile
 from mxref_training.run_folder import RunFolder
 from mxref_training.sources import backend_identity

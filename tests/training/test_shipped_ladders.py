@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from recipe_cells import differences
 
-from ablation_fakes import FakeCorpus, FakeTrainer, tiny
+from ablation_fakes import FakeCorpus, FakeTrainer, run_ladder, tiny
 from mxref import get_backend, load_recipe
 from mxref.recipe import Fp8Scaling, GemmProfile
 from mxref.recipe_files import shipped_recipes
@@ -21,7 +21,6 @@ from mxref.steps.random import Stream
 from mxref_training.config import load_config
 from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.ladder import load_ladder, shipped
-from mxref_training.lab.study import run_ladder
 
 BF16, FP8, M = "bf16", "fp8", "mxfp4 even zero127"
 SR, H, STEP = f"{M} sr", f"{M} h16", f"{M} h16 step"

@@ -9,12 +9,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from ablation_fakes import FakeCorpus, FakeResult, tiny
+from ablation_fakes import FakeCorpus, FakeResult, run_ladder, tiny
 from mxref.discovery import get_backend
 from mxref.tomlio import build
 from mxref_training.config import TrainConfig
 from mxref_training.lab.ladder import Ladder
-from mxref_training.lab.study import run_ladder
 from training_oracle import study as oracle
 
 SEEDS = 3

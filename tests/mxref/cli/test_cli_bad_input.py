@@ -53,7 +53,7 @@ def run(*args: str) -> Result:
         ("train", "tiny", "--set", "model.layers=1000000", "--dry-run"),
         ("ablate", LONG),
         ("ablate", f"{LONG}.toml"),
-        ("ablate", "paper", "--steps", "-1"),
+        ("ablate", "paper", "--set", "branch.updates=-1"),
         ("ablate", "paper", "--max-minutes", "nan"),
         ("ablate", "paper", "--max-minutes", "inf"),
         ("conform", "--time-limit", "nan"),

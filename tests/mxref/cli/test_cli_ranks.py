@@ -33,7 +33,7 @@ def test_the_first_rank_refuses(command: str, of_two: list[float], tmp_path: Pat
         f"error: mxref {command} is for one process, but WORLD_SIZE = 2 says that torchrun has started 2 ranks: give "
         "the command without torchrun"
     )
-    assert ("--devices all --jobs N" in line) == (command == "ablate")
+    assert ("--gpus-per-run N gives each run N of them" in line) == (command == "ablate")
     assert not list(tmp_path.iterdir())
     assert not of_two
 

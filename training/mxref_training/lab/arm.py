@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mxref.backend import Backend
 from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import build, to_table
@@ -22,11 +23,14 @@ from mxref_training.checkpoint import CheckpointStore
 from mxref_training.config import TrainConfig, config_from_table
 from mxref_training.durable import explained, locked, make_folder, sync
 from mxref_training.errors import ConfigError
+from mxref_training.identity import identity
 from mxref_training.lab import result_file
-from mxref_training.lab.fingerprint import DESIGN, changes, is_longer
-from mxref_training.lab.ladder import Arm
+from mxref_training.lab.ladder import SEED, Arm
 from mxref_training.lab.last_checkpoint import Extra
 from mxref_training.lab.result_file import Record, plain, read_json, write_json
+
+DESIGN = "design"
+"""A part of a fingerprint beside those of `fingerprint`: where a run starts and ends, if it is not a whole one."""
 
 _KEY = "arm.json"
 _RESULT = result_file.NAME
@@ -44,7 +48,7 @@ class Start:
 
 def run_name(arm: str, seed: int) -> str:
     """Return the name of a run's directory: that of its arm, and which repetition it is, counted from 0."""
-    return f"{arm}.seed{seed}" if seed else arm
+    return f"{arm}{SEED}{seed}" if seed else arm
 
 
 @dataclass(frozen=True)
@@ -261,3 +265,50 @@ def _free_name(path: Path) -> Path:
     while (candidate := path.with_name(f"{path.name}-{number}")).exists():
         number += 1
     return candidate
+
+
+# ---- fingerprints ----
+
+
+def fingerprint(
+    config: TrainConfig, recipe: Recipe, backend: Backend, corpus: Any, code: str, ranks: int = 1
+) -> dict[str, Any]:
+    """Return everything that an arm's result depends on, by part, so that a change can be named.
+
+    A finished run is kept, and a changed one is trained again.
+    """
+    parts = identity(config, recipe, backend, corpus)
+    several = {"ranks": ranks} if ranks > 1 else {}
+    return parts | {"run": parts["run"] | {"steps": config.run.steps}, "code": code} | several
+
+
+def is_longer(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Return whether the new fingerprint differs only in a larger number of steps, so that the old run can continue."""
+    before, now = old["run"].get("steps", 0), new["run"]["steps"]
+    return before < now and old | {"run": old["run"] | {"steps": now}} == new
+
+
+def changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Return what differs between two fingerprints, in words."""
+    found = []
+    for part, value in new.items():
+        before = old.get(part)
+        if isinstance(value, dict) and isinstance(before, dict):
+            keys = differences(before, value)
+            if keys:
+                found.append(f"{part} {', '.join(keys[:3])}{' and more' * (len(keys) > 3)} changed")
+        elif value != before:
+            found.append(f"the {part} changed")
+    return found or ["its fingerprint changed"]
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """Return the keys in which two tables differ, each with the keys of the tables around it."""
+    keys = []
+    for key in sorted({*old, *new}):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            keys += differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            keys.append(prefix + key)
+    return keys

@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING, Any
 from mxref.backend import Backend
 from mxref_training.config import Schedule
 from mxref_training.errors import ConfigError
-from mxref_training.lab.arm import ArmRun, Start
-from mxref_training.lab.costs import Costs
-from mxref_training.lab.fingerprint import DESIGN, fingerprint
+from mxref_training.lab.arm import DESIGN, ArmRun, Start, fingerprint, run_name
+from mxref_training.lab.costs import Costs, Planned
 from mxref_training.lab.ladder import Arm, Ladder
 from mxref_training.lab.last_checkpoint import Extra
 from mxref_training.lab.moments import Branch
 from mxref_training.lab.paired import assemble_branches
 from mxref_training.lab.result_file import Record, digest, plain, write_json
-from mxref_training.lab.runner import Before, Runner, Trainer
-from mxref_training.lab.study import require_runnable, seeded
-from mxref_training.lab.tally import Tally, one_by_one
+from mxref_training.lab.study import Runner, Tally, require_runnable, seeded
 from mxref_training.sources import code_digest
 
 if TYPE_CHECKING:
@@ -41,14 +38,11 @@ def run_branches(
     out: Path,
     *,
     backend: Backend,
-    trainer: Trainer,
+    runner: Runner,
     corpus: Callable[[], Any],
     seeds: int | None = None,
     arms: list[str] | None = None,
-    progress: Any = None,
-    runner: Runner | None = None,
     costs: Costs | None = None,
-    before: Before | None = None,
     extra: Callable[[Any], Extra] = lambda corpus: Extra(),
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
@@ -60,14 +54,11 @@ def run_branches(
             `updates` steps.
         out: directory of the ladder.
         backend: computes the block formats.
-        trainer: the training loop.
+        runner: trains the runs.
         corpus: makes the tokens that all arms share.
         seeds: trunks; None: as many as the design asks for.
         arms: names of the arms that branch off; default all. The trunk's own arm is always among them.
-        progress: handed to the trainer.
-        runner: trains the runs; by default `trainer` trains them one after another in this process.
         costs: learns how long the finished runs took.
-        before: is told all runs that will train, before the first one does.
         extra: makes, of the tokens, what the last checkpoint of each branch is evaluated on too.
         say: prints one line.
 
@@ -84,7 +75,7 @@ def run_branches(
         if "model" in arm.train:
             raise ConfigError(
                 f"arm {arm.name!r} sets keys of train.model, and a branch goes on with the trunk's model: "
-                f"--without {arm.name} leaves the arm out"
+                f"--arms=-{arm.name} leaves the arm out"
             )
     code, tokens = code_digest(), corpus()
     plan = _Plan(ladder, config, out, design, moments, backend, tokens, code, extra(tokens))
@@ -106,22 +97,20 @@ def run_branches(
         write_json(out / RESULTS, written)
         return written
 
-    train = runner or one_by_one(trainer, backend, progress)
     tally = Tally(branches, wanted, results, say)
     if costs:
-        costs.learn_records((run, tally.records[run.title]) for run in branches if run.title in tally.records)
+        for record in tally.records.values():
+            costs.learn_record(record)
     missing = [run for run in wanted if run.title not in tally.records]
     needed = [trunk for trunk in trunks if _is_needed(trunk, missing)]
     for trunk in needed:
         if trunk.finished():
             say(f"{trunk.title}: its checkpoints are gone, so it is trained again")
             trunk.forget()
-    if before:
-        before([*needed, *missing], tokens)
     at_trunks = Tally(needed, needed, lambda records: None, say)
-    train(at_trunks.unfinished(), at_trunks, tokens, then="the branches")
+    runner(at_trunks.unfinished(), at_trunks, tokens, then="the branches")
     try:
-        train(tally.unfinished(), tally, tokens)
+        runner(tally.unfinished(), tally, tokens)
     finally:
         final = results(tally.records)
     return final
@@ -152,6 +141,26 @@ def branching(ladder: Ladder, arms: list[str] | None) -> list[Arm]:
     """
     found = [ladder.trunk, *(arm for arm in ladder.select(arms) if not arm.seed_offset)]
     return list({arm.name: arm for arm in found}.values())
+
+
+def branch_runs(
+    ladder: Ladder, config: TrainConfig, seeds: int | None, arms: list[str] | None
+) -> list[Planned]:
+    """Return the trunks, each up to its last moment, and the branches."""
+    design = ladder.branch
+    moments = design.steps(config.run.steps)
+    found = []
+    for seed in range(design.seeds if seeds is None else seeds):
+        name = run_name(ladder.trunk.name, seed)
+        found.append(Planned(ladder.trunk, moments[-1], Path(_FOLDER, "trunk", "arms", name)))
+        for step in moments:
+            found += [
+                Planned(
+                    arm, design.updates, branch_place(step) / "arms" / run_name(arm.name, seed), whole=False
+                )
+                for arm in branching(ladder, arms)
+            ]
+    return found
 
 
 def _is_needed(trunk: ArmRun, missing: Iterable[ArmRun]) -> bool:

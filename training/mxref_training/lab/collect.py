@@ -16,10 +16,9 @@ from mxref.tomlio import merge, to_table
 from mxref_training.config import config_from_table
 from mxref_training.errors import ConfigError
 from mxref_training.lab import result_file
-from mxref_training.lab.arm import ArmRun, Start, set_aside
+from mxref_training.lab.arm import ArmRun, Start, differences, set_aside
 from mxref_training.lab.branches import RESULTS as BRANCHES
 from mxref_training.lab.branches import branch_place
-from mxref_training.lab.fingerprint import differences
 from mxref_training.lab.found import Found, parting, results_in, where
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.paired import assemble_branches

@@ -1,163 +1,205 @@
-"""How long runs take: recipes of one cost class take the same time, which finished runs and calibrations have shown."""
+"""What runs take: from the tokens per second of those that have finished, or from the peak of a GPU."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from mxref.errors import FileFormatError
-from mxref.recipe import OperandSpec, Recipe
-from mxref.recipe_plan import RecipePlan
-from mxref.roles import GemmRole
-from mxref.steps.hadamard import SignPolicy
-from mxref_training.lab.arm import ArmRun
-from mxref_training.lab.result_file import Record, read_json, write_json
-from mxref_training.treatment import gemm_words
+from mxref_training.distributed.layout import check_layout
+from mxref_training.forecast import memory
+from mxref_training.lab import result_file
+from mxref_training.lab.arm import ArmRun, run_name
+from mxref_training.lab.result_file import Record
+from mxref_training.model.llama import flops_per_token, parameter_count
 
-FILE = "costs.json"
-_FORMAT = "mxref-costs/1"
-_SPARE = 1.1
-"""Factor by which a run may take longer than the slowest one of its class."""
+if TYPE_CHECKING:
+    from mxref_training.config import TrainConfig
+    from mxref_training.lab.ladder import Arm, Ladder
 
-
-def cost_class(recipe: Recipe) -> str:
-    """Return a name that recipes share if a step takes them the same time.
-
-    Formats, transforms, stochastic rounding, prescale and the GEMM's profile count, and which layers and steps have
-    which. The scale rule, the size of the transform and the policy of its signs do not.
-    """
-    if not isinstance(recipe, RecipePlan):
-        return _class(recipe)
-    layers = (
-        f"{','.join(rule.match or ())}[{rule.blocks or ''}]: {_class(rule.recipe)}" for rule in recipe.layers
-    )
-    phases = (f"{phase.start} to {phase.until}: {cost_class(phase.recipe)}" for phase in recipe.schedule)
-    return " | ".join([_class(recipe.own), *layers, *phases])
-
-
-def _class(recipe: Recipe) -> str:
-    roles = (
-        f"{role.value} {' x '.join(_operand(spec) for spec in recipe.operands(role))}"
-        + "".join(f" {words}" for words in gemm_words(recipe, role))
-        for role in GemmRole
-    )
-    block = any(recipe.kind(role) == "block" for role in GemmRole)
-    return "; ".join([*roles, *([recipe.gemm.value] if block else []), *recipe.keep_bf16])
-
-
-def _operand(spec: OperandSpec) -> str:
-    signs = spec.signs is not SignPolicy.NONE
-    marks = (
-        (bool(spec.hadamard), "rotated"), (signs, "signed"), (spec.rounding.value == "sr", "sr"),
-        (spec.prescale, "prescaled"), (spec.block.value != "1x32", spec.block.value),
-    )  # fmt: skip
-    return "+".join([spec.format.title, *(name for said, name in marks if said)])
+SPARE = 1.1
+"""Factor by which a run may take longer than the slowest one of its arm."""
+UTILISATION = 0.2
+"""The share of a GPU's peak that an estimate assumes where no run has finished."""
+_CHECKPOINT_BYTES = 12
+"""Bytes of a parameter in a checkpoint: its weight and two moments in float32."""
+_RESULT_BYTES = 400_000
+"""Bytes of a finished run without checkpoints: its logs and its result."""
 
 
 @dataclass(frozen=True)
-class Rate:
-    """The result of a calibration, in seconds."""
+class Gpu:
+    """A GPU by its data sheet."""
 
-    start: float
-    """From the start of a run to its first step, and from its last step to its result."""
-    step: float
-    evaluation: float
+    name: str
+    tflops: float
+    """Peak of dense BF16, which emulated block formats multiply in, in 10^12 FLOP/s."""
+    gigabytes: int
 
-    def of(self, run: ArmRun) -> float:
-        """Return the seconds of a whole run."""
-        first, last = run.span
-        evaluations = math.ceil((last - first) / run.config.run.eval_every)
-        return self.start + (last - first) * self.step + evaluations * self.evaluation
+
+GPUS = (
+    Gpu("RTX 4090", 165, 24),
+    Gpu("A100", 312, 80),
+    Gpu("H100 SXM", 989, 80),
+    Gpu("H200", 989, 141),
+    Gpu("B200", 2250, 180),
+    Gpu("MI300X", 1307, 192),
+    Gpu("MI355X", 2517, 288),
+)
 
 
 @dataclass
 class Costs:
-    """Seconds of runs by cost class."""
+    """Tokens per second of the slowest finished run of each arm, its start and its evaluations included."""
 
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds of the slowest whole run of each class so far, from its start to its result."""
-    rates: dict[str, Rate] = field(default_factory=dict)
-    """Rates of the calibrated classes."""
-
-    def learn_records(self, found: Iterable[tuple[ArmRun, Record]]) -> None:
-        """Record the times of steps and evaluations that finished runs report, without their start."""
-        for run, record in found:
-            self.learn(run, (record.get("seconds") or 0.0) + (record.get("evaluation_seconds") or 0.0))
+    rates: dict[str, float] = field(default_factory=dict)
 
     def learn(self, run: ArmRun, seconds: float) -> None:
-        """Record the seconds that a run took."""
-        if seconds > 0:
-            name = _name(run)
-            self.seconds[name] = max(seconds, self.seconds.get(name, 0.0))
+        """Record the seconds that a run took for all of its steps that were missing."""
+        first, last = run.span
+        self._learn(run.arm.name, (last - first) * run.config.run.step_tokens, seconds)
 
-    def known(self, run: ArmRun) -> bool:
-        """Return whether a run of this class was timed."""
-        return _name(run) in self.seconds or self._rate(run) is not None
+    def learn_record(self, record: Record) -> None:
+        """Record what a finished run reports, without its start; a diverged one reports nothing."""
+        seconds = record.get("seconds") or 0.0
+        tokens = (record.get("tokens_per_second") or 0.0) * seconds
+        self._learn(record["arm"], tokens, seconds + (record.get("evaluation_seconds") or 0.0))
 
-    def whole(self, run: ArmRun) -> float | None:
-        """Return the seconds of a whole run; None if no run has been timed.
+    def _learn(self, arm: str, tokens: float, seconds: float) -> None:
+        if seconds > 0 and tokens > 0:
+            self.rates[arm] = min(tokens / seconds, self.rates.get(arm, tokens / seconds))
 
-        Runs that have finished count before a calibration. A class that was never timed counts as the slowest.
-        """
-        finished = self.seconds.get(_name(run))
-        rate = self._rate(run)
-        if finished is not None:
-            return finished
-        if rate is not None:
-            return rate.of(run)
-        return max([*self.seconds.values(), *(rate.of(run) for rate in self.rates.values())], default=None)
-
-    def _rate(self, run: ArmRun) -> Rate | None:
-        """Return the rate of a run, whose phases count by their steps; None if it was not calibrated.
-
-        A calibration of the run itself ends in its first phase. A later one takes the rate of its own class, if there
-        is one, else that of the first.
-        """
-        own = self.rates.get(cost_class(run.recipe))
-        steps = run.config.run.steps
-        spans = run.recipe.spans(steps)
-        own = own or self.rates.get(cost_class(spans[0].recipe))
-        if own is None or len(spans) == 1:
-            return own
-        first, *later = [(span.end or steps) - span.first for span in spans]
-        rates = [self.rates.get(cost_class(span.recipe), own) for span in spans[1:]]
-        step = (own.step * first + sum(r.step * n for r, n in zip(rates, later, strict=True))) / steps
-        return replace(own, step=step)
+    def seconds(self, arm: str, tokens: float) -> float | None:
+        """Return what an arm takes for tokens; None if no run has been timed. An unknown arm counts as the slowest."""
+        if not self.rates:
+            return None
+        return tokens / self.rates.get(arm, min(self.rates.values()))
 
     def expected(self, run: ArmRun) -> float | None:
         """Return the seconds that the rest of a run may take; None if no run has been timed."""
-        whole = self.whole(run)
-        return None if whole is None else _SPARE * whole * (1 - run.progress())
-
-    def save(self, out: Path, facts: dict[str, Any]) -> None:
-        """Write the rates of a calibration into a ladder's directory; `facts` say where they were measured."""
-        rates = {name: asdict(rate) for name, rate in self.rates.items()}
-        write_json(out / FILE, {"format": _FORMAT, **facts, "rates": rates})
-
-    @classmethod
-    def load(cls, out: Path) -> tuple[Costs, dict[str, Any]]:
-        """Return the rates of a ladder's directory, and where they were measured; FileFormatError if it is damaged."""
-        path = out / FILE
-        if not path.exists():
-            return cls(), {}
-        table = read_json(path) or {}
-        try:
-            if table["format"] != _FORMAT:
-                raise ValueError(f"its format is {table['format']}")
-            rates = {name: Rate(**rate) for name, rate in table["rates"].items()}
-        except (KeyError, TypeError, ValueError, AttributeError) as err:
-            raise FileFormatError(
-                f"{path} is damaged ({err!r}): delete it; --calibrate makes it again"
-            ) from err
-        return cls(rates=rates), {key: table[key] for key in table if key not in ("format", "rates")}
+        first, last = run.span
+        seconds = self.seconds(run.arm.name, (last - first) * run.config.run.step_tokens)
+        return None if seconds is None else SPARE * seconds * (1 - run.progress())
 
 
-def _name(run: ArmRun) -> str:
-    """Return the class of whole runs: a branch takes fewer steps."""
-    first, last = run.span
-    return cost_class(run.recipe) + (
-        f" | {last - first} of {run.config.run.steps} steps" if run.stops else ""
+def wall(seconds: Sequence[float], places: int) -> float:
+    """Return when the last run ends, if each starts in the place that is free first."""
+    free = [0.0] * places
+    for value in seconds:
+        heapq.heapreplace(free, free[0] + value)
+    return max(free)
+
+
+# ---- the estimate of a ladder, before it runs ----
+
+
+@dataclass(frozen=True)
+class ArmCost:
+    """The cost of an arm's missing runs."""
+
+    name: str
+    runs: int
+    steps: int
+    """Of one run."""
+    seconds: float | None
+    """Of one run; None if no run has been timed."""
+    timed: bool
+    """Whether a run of the arm was timed; if not, the time is that of the slowest arm."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The cost of a ladder's missing runs."""
+
+    arms: tuple[ArmCost, ...]
+    parameters: int
+    tokens: int
+    """Of all missing runs."""
+    flops: float
+    """Operations of all missing runs, without their evaluations."""
+    memory: int
+    """Bytes that training takes on each GPU, at its peak."""
+    wall: float | None
+    """Seconds until the last run has ended, in all places."""
+    disk: int
+    """Bytes that stay, and those of the runs that train at the same time."""
+
+    def seconds_on(self, gpu: Gpu, gpus_per_run: int) -> float | None:
+        """Return the seconds of all runs on GPUs of a kind, by their peak; None if a run does not fit on them."""
+        if self.memory > gpu.gigabytes * 1e9:
+            return None
+        return self.flops / (gpus_per_run * gpu.tflops * 1e12 * UTILISATION)
+
+
+def estimate(
+    ladder: Ladder, config: TrainConfig, out: Path, runs: Iterable[Planned], places: int, gpus_per_run: int
+) -> Estimate:
+    """Return what the runs take that have no result in `out`; nothing is read but results, and nothing is allocated.
+
+    A result counts whatever code and tokens it is of.
+
+    Args:
+        ladder: the arms.
+        config: the configuration that they share.
+        out: directory of the ladder.
+        runs: all that are asked for.
+        places: how many train at a time.
+        gpus_per_run: ranks of each.
+    """
+    costs, missing = Costs(), []
+    for run in runs:
+        found = result_file.read(out / run.place / result_file.NAME)
+        if found:
+            costs.learn_record(found["record"])
+        else:
+            missing.append(run)
+    step_tokens, parameters = config.run.step_tokens, parameter_count(config.model)
+    by_arm: dict[tuple[str, int], int] = {}
+    for run in missing:
+        by_arm[run.arm.name, run.steps] = by_arm.get((run.arm.name, run.steps), 0) + 1
+    arms = tuple(
+        ArmCost(name, count, steps, costs.seconds(name, steps * step_tokens), name in costs.rates)
+        for (name, steps), count in by_arm.items()
     )
+    tokens = sum(run.steps for run in missing) * step_tokens
+    seconds = [
+        SPARE * value for run in missing if (value := costs.seconds(run.arm.name, run.steps * step_tokens))
+    ]
+    kept = ladder.last.keep
+    stay = sum(config.run.keep for run in missing if run.whole and (kept is None or run.arm.name in kept))
+    axes = check_layout(config, gpus_per_run)
+    needs = {run.arm.name: run.arm for run in missing}.values()
+    return Estimate(
+        arms,
+        parameters,
+        tokens,
+        flops_per_token(config.model, config.run.seq_len) * tokens,
+        max((memory(arm.config(config), ladder.resolve(arm), axes).total for arm in needs), default=0),
+        wall(seconds, places) if len(seconds) == len(missing) else None,
+        # A checkpoint is written before the oldest is deleted.
+        _CHECKPOINT_BYTES * parameters * (stay + places * (config.run.keep + 1))
+        + _RESULT_BYTES * len(missing),
+    )
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run of a ladder before anything is known of its tokens."""
+
+    arm: Arm
+    steps: int
+    """That it takes."""
+    place: Path
+    """Its directory in that of the ladder."""
+    whole: bool = True
+    """Whether it starts at step 0, and so may keep its checkpoints."""
+
+
+def whole_runs(planned: Iterable[tuple[Arm, int]], config: TrainConfig) -> list[Planned]:
+    """Return the runs of a ladder."""
+    return [
+        Planned(arm, arm.config(config).run.steps, Path("arms", run_name(arm.name, seed)))
+        for arm, seed in planned
+    ]

@@ -11,9 +11,8 @@ from typing import Any
 from mxref.errors import FileFormatError
 from mxref_training.errors import ConfigError
 from mxref_training.lab import result_file
-from mxref_training.lab.arm import run_name
+from mxref_training.lab.arm import DESIGN, run_name
 from mxref_training.lab.branches import branch_place
-from mxref_training.lab.fingerprint import DESIGN
 from mxref_training.lab.result_file import Record
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property
@@ -22,7 +22,7 @@ from mxref.tomlio import build, merge, nearest, read_toml, shown, to_table
 from mxref_training.config import TrainConfig, config_from_table
 from mxref_training.errors import ConfigError
 from mxref_training.lab.moments import Branch
-from mxref_training.overrides import require_known
+from mxref_training.overrides import parse_override, require_known
 from mxref_training.treatment import describe
 
 # A table whose keys are checked when it is laid over another one. `build` only knows plain `dict`.
@@ -37,6 +37,8 @@ MAX_NAME = 100
 MAX_PERCENT = 1_000_000
 MAX_SEEDS = 1000
 """Repetitions of an arm."""
+SEED = ".seed"
+"""Between the name of an arm and the number of a repetition, in the name of a run."""
 DNC = "DNC"
 """How a paper's table says that an arm does not converge."""
 
@@ -162,13 +164,17 @@ class LossTarget:
 
 
 @dataclass(frozen=True)
-class LastEvaluations:
-    """The table `[last]`: further evaluations of the last checkpoint of each run, and of each branch."""
+class LastCheckpoints:
+    """The table `[last]`: what is done with the last checkpoint of each run."""
 
     recipes: tuple[str, ...] = ()
     """Names of shipped recipes, or files: the checkpoint is evaluated with their Fprop on its own validation text."""
     val: tuple[str, ...] = ()
     """JSONL on which it is evaluated too, by the field `source` of its documents."""
+    probe: bool = False
+    """At the end, compare the GEMMs of all recipes on the reference's last checkpoint, as `mxref probe` does."""
+    keep: tuple[str, ...] | None = None
+    """Names of the arms whose checkpoints stay when they are finished; without it, those of all arms."""
 
 
 @dataclass(frozen=True)
@@ -204,8 +210,8 @@ class Ladder:
     """Contrasts that were declared after runs had been seen; they stand outside the family, and no verdict is given."""
     branch: Branch = field(default_factory=Branch)
     """The branch design."""
-    last: LastEvaluations = LastEvaluations()
-    """What the last checkpoint of each run is evaluated on too."""
+    last: LastCheckpoints = LastCheckpoints()
+    """What is done with the last checkpoint of each run."""
 
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arm]
@@ -228,6 +234,12 @@ class Ladder:
         if self.trunk.seed_offset:
             raise ConfigError(
                 f"branch.trunk = {self.trunk.name!r} has a seed_offset; name an arm without one"
+            )
+        for name in self.last.keep or ():
+            self.named(name)
+        if self.last.probe and self.last.keep is not None and self.reference.name not in self.last.keep:
+            raise ConfigError(
+                f"last.probe reads the checkpoint of {self.reference.name}, which last.keep deletes: name it there"
             )
         base = self.resolve(self.reference)
         for arm in self.arm:
@@ -307,16 +319,19 @@ class Ladder:
         ]
         return [*describe(self.resolve(arm)), *([("Training", ", ".join(keys))] if keys else [])]
 
-    def names(self, arms: list[str], without: list[str]) -> list[str]:
-        """Return the given names of arms, or all names if none is given, without those to leave out.
+    def names(self, words: Sequence[str]) -> list[str]:
+        """Return the names of the arms that words select: those that are named, or all, without those named `-NAME`.
+
+        A word may name a single run too, as in `NAME.seed2`.
 
         Raises:
             ConfigError: a name that no arm has, or the reference among those to leave out.
         """
-        left_out = {self.named(name).name for name in without}
+        left_out = {self.named(word[1:]).name for word in words if word.startswith("-")}
         if self.reference.name in left_out:
             raise ConfigError(f"{self.reference.name} is the reference of the ladder, and cannot be left out")
-        return [arm.name for arm in (self.select(arms) if arms else self.arm) if arm.name not in left_out]
+        named = [word.partition(SEED)[0] for word in words if not word.startswith("-")]
+        return [arm.name for arm in self.select(named or None) if arm.name not in left_out]
 
     def select(self, names: list[str] | None) -> tuple[Arm, ...]:
         """Return the arms of these names in the ladder's order, and the reference; None is all of them."""
@@ -398,8 +413,12 @@ def shipped() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.toml"))
 
 
-def load_ladder(path_or_name: str | Path) -> Ladder:
+def load_ladder(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Ladder:
     """Return the ladder of a TOML file, or a shipped one by its name, after resolving every arm once.
+
+    Args:
+        path_or_name: the ladder.
+        overrides: `section.key=value` of the ladder's own tables, as in `branch.updates=100`.
 
     Raises:
         FileFormatError: no such file or name, or no valid TOML.
@@ -411,6 +430,8 @@ def load_ladder(path_or_name: str | Path) -> Ladder:
     table = read_toml(path)
     if "extends" in table:
         table = extended(table, read_toml(_file(str(table["extends"]), path.parent)), path.name)
+    for override in overrides:
+        table = merge(table, parse_override(override, Ladder))
     ladder = build(Ladder, table, path.name)
     require_known(ladder.train.overlay(), TrainConfig, f"{path.name}: train")
     for arm in ladder.arm:

@@ -6,11 +6,15 @@ depends on them: they are no part of its fingerprint, and its own losses are tho
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 import mxref_torch
 from mxref.backend import Backend, within_range
@@ -30,7 +34,6 @@ from mxref_training.device import choose_device
 from mxref_training.errors import ConfigError
 from mxref_training.evaluate import Evaluation, evaluate
 from mxref_training.failures import known_errors
-from mxref_training.lab.fresh import start_fresh
 from mxref_training.model.llama import Llama
 from mxref_training.numerics import deterministic, fixed_choices
 from mxref_training.run_state import load_weights
@@ -95,7 +98,7 @@ def prepare(
         name = Path(path).stem
         if name in tables or name == OWN:
             raise ConfigError(
-                f"--last-recipe {path}: another recipe is named {name!r} already; rename the file"
+                f"last.recipes: {path}: another recipe is named {name!r} already; rename the file"
             )
         recipe = load_recipe(path)
         for treatment in recipe.treatments():
@@ -107,13 +110,13 @@ def prepare(
 def _require(name: str, tokens: Tokens, config: TrainConfig, corpus: TokenCorpus) -> None:
     if name == VALIDATION:
         raise ConfigError(
-            f"--last-val has a source {name!r}, which is the name of the run's own text: rename it"
+            f"last.val has a source {name!r}, which is the name of the run's own text: rename it"
         )
     if tokens.sha256 == corpus.train.sha256:
-        raise ConfigError(f"--last-val: {name} is the training text; give text that is held out")
+        raise ConfigError(f"last.val: {name} is the training text; give text that is held out")
     if len(tokens) <= config.run.seq_len:
         raise ConfigError(
-            f"--last-val: {name} has {counted(len(tokens), 'token')}, and one sequence needs "
+            f"last.val: {name} has {counted(len(tokens), 'token')}, and one sequence needs "
             f"{config.run.seq_len + 1:,}: give more text of this source, or lower run.seq_len"
         )
 
@@ -138,7 +141,7 @@ def evaluate_last(
         CheckpointError: the checkpoint is damaged.
         MxrefError: a recipe that does not fit the model, or that the backend does not declare.
     """
-    start_fresh(backend)
+    release(backend)
     store = CheckpointStore(folder / "checkpoints", config.run.keep)
     snapshot = store.load(store.latest() or 0, ("model",))
     texts = {VALIDATION: corpus.val} | {name: side_from_table(side) for name, side in extra.texts.items()}
@@ -148,7 +151,7 @@ def evaluate_last(
     with (
         deterministic(device, config.run.threads),
         fixed_choices(config, backend, device),
-        known_errors("lower --jobs, or leave --last-val and --last-recipe out"),
+        known_errors("lower --jobs, or leave last.val and last.recipes out"),
     ):
         for name, treatment in recipes.items():
             model = Llama(config.model, device=device)
@@ -189,3 +192,18 @@ def _losses(
         name: loss(tokens, run.eval_tokens if name == VALIDATION else len(tokens))
         for name, tokens in texts.items()
     }
+
+
+def release(backend: Backend) -> None:
+    """Release what training has left in this process: models, CUDA graphs, compiled code, the flag of exceeded range.
+
+    Compiled kernels, and what compilers keep on the disk, stay.
+    """
+    if "torch._dynamo" in sys.modules:  # importing it takes a second
+        torch.compiler.reset()
+    # A model, its hooks and its captured steps refer to each other.
+    gc.collect()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+    # Training that ended within a step has not read the flag, and what follows would repeat its first step.
+    backend.range_exceeded()

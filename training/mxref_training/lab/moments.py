@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 from mxref.tomlio import shown
@@ -46,15 +45,6 @@ class Branch:
     def interval(self) -> int:
         """Steps between evaluations: without `eval_every` a quarter of the updates, or all where that is not whole."""
         return self.eval_every or (self.updates // 4 if self.updates % 4 == 0 else self.updates)
-
-    def asked(self, moments: Sequence[str] | None, updates: int | None) -> Branch:
-        """Return the design with other moments and updates; None keeps those of the ladder.
-
-        Raises:
-            ConfigError: the list of moments is empty, or as of the table.
-        """
-        found = self if moments is None else replace(self, moments=tuple(moments))
-        return found if updates is None else replace(found, updates=updates, eval_every=0)
 
     def steps(self, steps: int) -> tuple[int, ...]:
         """Return the steps of the moments in a run of that many steps, ascending.

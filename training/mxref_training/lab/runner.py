@@ -1,8 +1,8 @@
-"""Trains the runs of a ladder, and a single run in its directory, with divergence as a result."""
+"""Trains a single run in its directory, with divergence as a result."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,10 +10,11 @@ from mxref.backend import Backend
 from mxref.recipe import Recipe
 from mxref_training.branch import begin_branch
 from mxref_training.config import TrainConfig
+from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.errors import DivergedError
 from mxref_training.lab import result_file
 from mxref_training.lab.arm import ArmRun
-from mxref_training.lab.last_checkpoint import evaluate_last
+from mxref_training.lab.last_checkpoint import evaluate_last, release
 from mxref_training.lab.result_file import Record, read_json
 from mxref_training.log_files import read_lines
 
@@ -36,65 +37,29 @@ class Trainer(Protocol):
         progress: Any,
         resume: bool,
         stop_after: int | None,
+        ranks: Ranks,
     ) -> TrainResult:
         """Train, or resume from the checkpoint in `out`."""
 
 
-class Watch(Protocol):
-    """Receives the events of a ladder's runs."""
-
-    def begin(self, run: ArmRun) -> None:
-        """Prepare a run's directory; called just before the run trains."""
-
-    def done(self, run: ArmRun, record: Record) -> None:
-        """Receive the record of a finished run."""
-
-    def failed(self, run: ArmRun, reason: str) -> None:
-        """Receive the reason why a run ended without a result."""
-
-
-class Runner(Protocol):
-    """Trains runs, and starts them in order."""
-
-    def __call__(self, runs: Sequence[ArmRun], watch: Watch, corpus: Any, then: str = "") -> None:
-        """Train all runs on the tokens of a corpus, or raise the error that stopped them.
-
-        Args:
-            runs: in the order in which they start.
-            watch: receives what happens to them.
-            corpus: the tokens.
-            then: what the caller does behind the last run, as in `the probe`; empty for nothing. A signal in the last
-                step of the last run is then an error too, because it asks to stop that.
-
-        Raises:
-            Interrupted: a signal asked to stop.
-        """
-
-
-Before = Callable[[Sequence[ArmRun], Any], None]
-"""Receives the runs that will train, and the corpus."""
-
-
-def train_arm(run: ArmRun, trainer: Trainer, backend: Backend, corpus: Any, progress: Any) -> Record:
-    """Train or resume a run in its prepared directory; write its record there and return it.
+def train_arm(
+    run: ArmRun, trainer: Trainer, backend: Backend, corpus: Any, progress: Any, ranks: Ranks = SOLE
+) -> Record:
+    """Train or resume a run in its prepared directory; the first rank writes its record there, and returns it.
 
     Raises:
         ConfigError: another process is training in the directory.
         Interrupted: the trainer raises it. Its other errors pass too, except divergence, which is a result.
     """
-    with run.alone():
-        record: Record = {
-            "arm": run.arm.name,
-            "pair": run.seed,
-            "seed": run.config.run.seed,
-            "data_seed": run.config.run.data_seed,
-        }
+    with run.alone() if ranks.first else nullcontext():
         shared: dict[str, Any] = {"backend": backend, "corpus": corpus, "label": run.arm.label}
+        diverged = ""
         try:
             if run.start:
                 trunk, step = run.start.trunk, run.start.step
                 begin_branch(run.config, run.recipe, run.folder, trunk=trunk, step=step, **shared)
             for stop in run.stops or (None,):
+                release(backend)
                 result = trainer(
                     run.config,
                     run.recipe,
@@ -102,16 +67,27 @@ def train_arm(run: ArmRun, trainer: Trainer, backend: Backend, corpus: Any, prog
                     progress=progress,
                     resume=True,
                     stop_after=stop,
+                    ranks=ranks,
                     **shared,
                 )
         except DivergedError as err:
+            diverged = str(err)
+        if not ranks.first:
+            return {}
+        record: Record = {
+            "arm": run.arm.name,
+            "pair": run.seed,
+            "seed": run.config.run.seed,
+            "data_seed": run.config.run.data_seed,
+            "diverged": bool(diverged),
+            "reason": diverged,
+        }
+        if diverged:
             # Divergence is a result, with the curve up to that point: some arms exist to show it. A curve that rises
             # again without this error is judged when the results are assembled.
-            record |= {"diverged": True, "reason": str(err), "losses": _logged_losses(run.folder)}
+            record |= {"losses": _logged_losses(run.folder)}
         else:
             record |= {
-                "diverged": False,
-                "reason": "",
                 "losses": result.losses,
                 "seconds": result.seconds,
                 "tokens": result.tokens,

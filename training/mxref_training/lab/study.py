@@ -1,8 +1,4 @@
-"""Run a ladder: every arm is trained under equal conditions in its own directory, and no finished arm again.
-
-The runs go one after another in this process, or several at a time in child processes
-(`mxref_training.lab.processes`). Both train a single run by `mxref_training.lab.runner`.
-"""
+"""Runs a ladder: every arm is trained under equal conditions in its own directory, and no finished arm again."""
 
 from __future__ import annotations
 
@@ -10,27 +6,58 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mxref.backend import Backend
 from mxref.errors import FileFormatError, UnsupportedError
+from mxref.tomlio import nearest, shown
 from mxref_torch.conversion.convert import require_supported
 from mxref_training.errors import ConfigError
-from mxref_training.lab.arm import ArmRun
+from mxref_training.lab.arm import ArmRun, fingerprint, run_name
 from mxref_training.lab.costs import Costs
-from mxref_training.lab.fingerprint import fingerprint
-from mxref_training.lab.ladder import Arm, Ladder
+from mxref_training.lab.ladder import SEED, Arm, Ladder
 from mxref_training.lab.last_checkpoint import Extra
 from mxref_training.lab.result_file import Record, plain, write_json
-from mxref_training.lab.results import assemble
-from mxref_training.lab.runner import Before, Runner, Trainer
-from mxref_training.lab.tally import Tally, one_by_one
+from mxref_training.lab.results import assemble, summary
 from mxref_training.sources import code_digest
 
 if TYPE_CHECKING:
     from mxref_training.config import TrainConfig
 
 RESULTS = "results.json"
+_SPARSE = 10
+"""Results are written again when a tenth more runs have finished: all runs wait for it, and it grows slower."""
+
+
+class Watch(Protocol):
+    """Receives the events of a ladder's runs."""
+
+    def begin(self, run: ArmRun) -> None:
+        """Prepare a run's directory; called just before the run trains."""
+
+    def done(self, run: ArmRun, record: Record) -> None:
+        """Receive the record of a finished run."""
+
+    def failed(self, run: ArmRun, reason: str) -> None:
+        """Receive the reason why a run ended without a result."""
+
+
+class Runner(Protocol):
+    """Trains runs, and starts them in order; `queue.Queue` is the one of `mxref ablate`."""
+
+    def __call__(self, runs: Sequence[ArmRun], watch: Watch, corpus: Any, then: str = "") -> None:
+        """Train all runs on the tokens of a corpus, or raise the error that stopped them.
+
+        Args:
+            runs: in the order in which they start.
+            watch: receives what happens to them.
+            corpus: the tokens.
+            then: what the caller does behind the last run, as in `the probe`; empty for nothing. A signal in the last
+                step of the last run is then an error too, because it asks to stop that.
+
+        Raises:
+            Interrupted: a signal asked to stop.
+        """
 
 
 def run_ladder(
@@ -39,15 +66,13 @@ def run_ladder(
     out: Path,
     *,
     backend: Backend,
-    trainer: Trainer,
+    runner: Runner,
     corpus: Callable[[], Any],
     seeds: int | None = 1,
     arms: list[str] | None = None,
-    keep_checkpoints: Sequence[str] | None = None,
-    progress: Any = None,
-    runner: Runner | None = None,
+    single: Sequence[str] = (),
+    ranks: int = 1,
     costs: Costs | None = None,
-    before: Before | None = None,
     extra: Callable[[Any], Extra] = lambda corpus: Extra(),
     then: str = "",
     say: Callable[[str], None] = print,
@@ -59,40 +84,47 @@ def run_ladder(
         config: the configuration that they share; its seeds are those of the first repetition.
         out: directory of the ladder.
         backend: computes the block formats.
-        trainer: the training loop.
+        runner: trains the runs.
         corpus: makes the tokens that all arms share; it is called once, after all checks. `hashes` identifies the
             tokens.
         seeds: repetitions of every arm, each pair at equal seeds; None: as many as each arm asks for.
         arms: names of the arms to run; default all. The reference is always among them.
-        keep_checkpoints: names of the arms whose checkpoints stay when they are finished; default all.
-        progress: handed to the trainer.
-        runner: trains the runs; by default `trainer` trains them one after another in this process.
+        single: names of runs, as in `NAME.seed2`, to train alone, without the reference; empty for all of the arms.
+        ranks: processes of each run.
         costs: learns how long the finished runs took.
-        before: is told all runs that will train, before the first one does.
         extra: makes, of the tokens, what the last checkpoint of each run is evaluated on too.
         then: what the caller does behind the ladder, as in `the probe`; a signal in the last run stops that too.
         say: prints one line.
 
     Raises:
-        ConfigError: evaluations too rare to interpolate the target, or an unknown arm.
+        ConfigError: evaluations too rare to interpolate the target, or an unknown arm or run.
         UnsupportedError: the backend does not declare what an arm asks for.
-        Interrupted: the trainer or the runner was interrupted; the next call continues there.
+        Interrupted: the runner was interrupted; the next call continues there.
     """
     most = max(ladder.repetitions(arm, seeds) for arm in ladder.select(arms))
-    selected = {(arm.name, seed) for arm, seed in planned(ladder, seeds, arms)}
-    _check(ladder, ladder.select(arms), config, backend, seeds, keep_checkpoints or ())
+    selected = [run_name(arm.name, seed) for arm, seed in planned(ladder, seeds, arms)]
+    if single:
+        asked_for = [name.removesuffix(f"{SEED}0") for name in single]
+        for name in asked_for:
+            if name not in selected:
+                raise ConfigError(
+                    f"no run is named {shown(name)}{nearest(name, selected)}: --seeds has too few?"
+                )
+        selected = asked_for
+    _require_evaluations(ladder, config)
+    require_runnable(ladder, ladder.select(arms), backend)
     code, tokens = code_digest(), corpus()
     asked = extra(tokens)
 
     def resolved(arm: Arm, seed: int) -> ArmRun:
         run, recipe = seeded(config, arm, seed), ladder.resolve(arm)
-        key = fingerprint(run, recipe, backend, tokens, code)
-        kept = keep_checkpoints is None or arm.name in keep_checkpoints
+        key = fingerprint(run, recipe, backend, tokens, code, ranks)
+        kept = ladder.last.keep is None or arm.name in ladder.last.keep
         return ArmRun(out, arm, seed, run, recipe, key, str(tokens.report), kept, extra=asked)
 
     # Arms that are not asked for, or not yet reached, are in the results if an earlier call finished them.
     runs = [resolved(arm, seed) for arm, seed in planned(ladder, seeds)]
-    wanted = [run for run in runs if (run.arm.name, run.seed) in selected]
+    wanted = [run for run in runs if run.name in selected]
 
     def results(records: dict[str, Record]) -> dict[str, Any]:
         by_arm: dict[str, list[Record]] = {arm.name: [] for arm in ladder.arm}
@@ -109,15 +141,55 @@ def run_ladder(
 
     tally = Tally(runs, wanted, results, say)
     if costs:
-        costs.learn_records((run, tally.records[run.title]) for run in runs if run.title in tally.records)
-    unfinished = tally.unfinished()
-    if before:
-        before(unfinished, tokens)
+        for record in tally.records.values():
+            costs.learn_record(record)
     try:
-        (runner or one_by_one(trainer, backend, progress))(unfinished, tally, tokens, then=then)
+        runner(tally.unfinished(), tally, tokens, then=then)
     finally:
         final = results(tally.records)
     return final
+
+
+class Tally:
+    """Collects the records, prints a line about each run, and writes the results from time to time; a `Watch`."""
+
+    def __init__(
+        self,
+        runs: list[ArmRun],
+        wanted: list[ArmRun],
+        results: Callable[[dict[str, Record]], Any],
+        say: Callable[[str], None],
+    ) -> None:
+        """`runs` are all whose results count, and `wanted` those to train; `results` writes what the records say."""
+        self.records = {run.title: record for run in runs if (record := run.finished())}
+        self._results, self._say, self._wanted = results, say, wanted
+        self._written = 0  # how many records the last results had
+        self._titles = {run.title: f"[{i}/{len(wanted)}] {run.title}" for i, run in enumerate(wanted, 1)}
+
+    def unfinished(self) -> list[ArmRun]:
+        """Return the runs that remain to be trained, after printing a line for each finished one."""
+        for run in self._wanted:
+            if run.title in self.records:
+                self.begin(run)
+                run.drop_checkpoints()
+        return [run for run in self._wanted if run.title not in self.records]
+
+    def begin(self, run: ArmRun) -> None:
+        """Prepare a run's directory, and print what will happen."""
+        self._say(f"{self._titles[run.title]}: {run.prepare()}")
+
+    def done(self, run: ArmRun, record: Record) -> None:
+        """Keep the record of a finished run. Write the results if some more runs have finished since they were."""
+        self.records[run.title] = record
+        finished = len(self.records)
+        if _SPARSE * (finished - self._written) >= finished:
+            self._results(self.records)
+            self._written = finished
+        self._say(f"{self._titles[run.title]}: {summary(record)}")
+
+    def failed(self, run: ArmRun, reason: str) -> None:
+        """Print why a run has no result."""
+        self._say(f"{self._titles[run.title]}: failed: {reason}")
 
 
 def planned(ladder: Ladder, seeds: int | None, arms: list[str] | None = None) -> list[tuple[Arm, int]]:
@@ -165,26 +237,13 @@ def seeded(config: TrainConfig, arm: Arm, seed: int) -> TrainConfig:
     return replace(config, run=replace(run, seed=run.seed + shift, data_seed=order))
 
 
-def _check(
-    ladder: Ladder,
-    arms: Sequence[Arm],
-    config: TrainConfig,
-    backend: Backend,
-    seeds: int | None,
-    keep_checkpoints: Sequence[str],
-) -> None:
-    if seeds is not None and seeds < 1:
-        raise ConfigError(f"seeds = {seeds} is below 1")
-    for name in keep_checkpoints:
-        ladder.named(name)
+def _require_evaluations(ladder: Ladder, config: TrainConfig) -> None:
     run = config.run
-    last_first = ladder.target.fraction * run.steps
-    if ladder.target.loss is None and run.eval_every > last_first:
+    if ladder.target.loss is None and run.eval_every > ladder.target.fraction * run.steps:
         raise ConfigError(
             f"run.eval_every = {run.eval_every} leaves no evaluation before {ladder.target.fraction:.0%} of the "
             f"{run.steps} steps, where the target is read; set run.eval_every = {max(1, run.steps // 10)}"
         )
-    require_runnable(ladder, arms, backend)
 
 
 def require_runnable(ladder: Ladder, arms: Sequence[Arm], backend: Backend) -> None:
@@ -194,4 +253,4 @@ def require_runnable(ladder: Ladder, arms: Sequence[Arm], backend: Backend) -> N
             for treatment in ladder.resolve(arm).treatments():
                 require_supported(backend, treatment)
         except UnsupportedError as err:
-            raise UnsupportedError(f"arm {arm.name}: {err}; --without {arm.name} leaves the arm out") from err
+            raise UnsupportedError(f"arm {arm.name}: {err}; --arms=-{arm.name} leaves the arm out") from err

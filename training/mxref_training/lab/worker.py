@@ -1,11 +1,10 @@
-"""Runs of a ladder in a process of their own, one after another: `python -m mxref_training.lab.worker`.
+"""One run of a ladder: `python -m mxref_training.lab.worker BACKEND TOKENS RUN`, alone or on each rank of a torchrun.
 
-Each line of standard input is a JSON value. The first one has the backend and the tokens, which all runs share. Each
-further line is a run and the path of its log. Standard output carries the progress of the run, one call of
-`ProgressSink` per line, and `["finished"]` after each run. Everything else is printed to the log of the run.
+TOKENS is the JSON of `handed_over.to_table`, RUN that of `ArmRun.to_table`. Standard output carries the progress, one
+call of `ProgressSink` a line. Everything else is printed to standard error, which is the log of the run.
 
-The process ends with code 0 at the end of its input. It also ends when a run has no result: with code 130 after an
-interrupt, and 2 after an error, whose last line says what failed. So nothing that went wrong can affect another run.
+The exit code is 0 if the run has its result, 130 after an interrupt, and 2 after an error, whose last line says what
+failed.
 """
 
 # Imports are in the functions, so that an interrupt while PyTorch loads ends like any other.
@@ -16,18 +15,17 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mxref.backend import Backend
-    from mxref_training.data.corpus import TokenCorpus
+    from mxref_training.distributed.ranks import Ranks
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
-FINISHED = "finished"
-"""What standard output says when a run has its result."""
+HEADER = "--- "
+"""How the first line of a process in the log begins."""
 
 
 class PipeProgress:
@@ -57,10 +55,6 @@ class PipeProgress:
     def stop(self) -> None:
         """Do nothing: the other process notices the end of the run."""
 
-    def finished(self) -> None:
-        """Tell the other process that the run has its result."""
-        self._send(FINISHED)
-
     def _send(self, *call: Any) -> None:
         data = (json.dumps(call) + "\n").encode()
         try:
@@ -73,21 +67,12 @@ class PipeProgress:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-@dataclass(frozen=True)
-class Shared:
-    """What all runs of a process share."""
-
-    backend: Backend
-    corpus: TokenCorpus
-
-
-def main() -> int:
-    """Train the runs that standard input gives, and return the exit code."""
+def main(backend: str, tokens: str, run: str) -> int:
+    """Train the run that a file describes, and return the exit code."""
     channel = os.dup(1)
     os.dup2(2, 1)
-    progress = PipeProgress(channel)
     try:
-        return _serve(progress)
+        return _train(backend, _read(tokens), _read(run), PipeProgress(channel))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -99,67 +84,62 @@ def main() -> int:
         return EXIT_ERROR
 
 
-def _serve(progress: PipeProgress) -> int:
-    lines = _lines()
-    first = next(lines, None)  # before the imports, so that the other process need not wait for them
-    if first is None:
-        return 0
+def _read(path: str) -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(Path(path).read_text())
+    return table
+
+
+def _train(backend: str, tokens: dict[str, Any], table: dict[str, Any], progress: PipeProgress) -> int:
     from mxref.errors import MxrefError
+    from mxref_training.distributed.connect import connected, started_ranks
+    from mxref_training.distributed.failing import one_error
+    from mxref_training.errors import PeerStopped
     from mxref_training.interrupt import Interrupted
 
     try:
-        shared = _shared(first)
-        for table in lines:
-            _log_to(table["log"])
-            _train(table["run"], shared, progress)
-            progress.finished()
+        with connected(started_ranks()) as ranks, one_error(ranks):
+            _train_run(backend, tokens, table, progress, ranks)
     except Interrupted as err:
         print(f"interrupted: {err}", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except PeerStopped:  # the rank that failed says why
+        return EXIT_ERROR
     except MxrefError as err:
         print(f"error: {err}", file=sys.stderr)
         return EXIT_ERROR
     return 0
 
 
-def _lines() -> Iterator[dict[str, Any]]:
-    return (json.loads(line) for line in sys.stdin)
-
-
-def _log_to(path: str) -> None:
-    """Have everything that this process and its libraries print from now on appended to a file."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    for stream in (1, 2):
-        os.dup2(log, stream)
-    os.close(log)
-
-
-def _shared(table: dict[str, Any]) -> Shared:
+def _train_run(
+    backend: str, tokens: dict[str, Any], table: dict[str, Any], progress: PipeProgress, ranks: Ranks
+) -> None:
     from mxref.discovery import get_backend
-    from mxref_training.data.handed_over import from_table
-
-    return Shared(get_backend(table["backend"]), from_table(table["corpus"]))
-
-
-def _train(table: dict[str, Any], shared: Shared, progress: PipeProgress) -> None:
+    from mxref_training.data import handed_over
     from mxref_training.errors import ConfigError
-    from mxref_training.lab.arm import ArmRun
-    from mxref_training.lab.fingerprint import DESIGN, changes, fingerprint
-    from mxref_training.lab.fresh import train_afresh
+    from mxref_training.lab.arm import DESIGN, ArmRun, changes, fingerprint
     from mxref_training.lab.result_file import plain
     from mxref_training.lab.runner import train_arm
     from mxref_training.sources import code_digest
+    from mxref_training.trainer import train
 
     run = ArmRun.from_table(table)
-    key = plain(fingerprint(run.config, run.recipe, shared.backend, shared.corpus, code_digest()))
+    if ranks.first:
+        began = datetime.now(UTC).isoformat(timespec="seconds")
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+        on = f", GPU {gpus}" if gpus else ""
+        print(
+            f"{HEADER}{began}: process {os.getpid()}, threads {run.config.run.threads}{on}",
+            file=sys.stderr,
+            flush=True,
+        )
+    chosen, corpus = get_backend(backend), handed_over.from_table(tokens)
+    key = plain(fingerprint(run.config, run.recipe, chosen, corpus, code_digest(), ranks.world))
     if key != {part: value for part, value in run.key.items() if part != DESIGN}:
         # The sources may have been edited since the ladder began; then its arms cannot be compared.
         changed = ", ".join(changes(run.key, key))
         raise ConfigError(f"{changed} while the ladder ran: give the same command again")
-    train_arm(run, train_afresh, shared.backend, shared.corpus, progress)
+    train_arm(run, train, chosen, corpus, progress, ranks)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,411 @@
+"""Trains the runs of a ladder: each in a process of its own, as many at a time as there are slots, up to a deadline.
+
+Two small runs with a core each finish sooner than one after the other with two cores: the parallel parts of a step are
+short, and at the end of each part the threads wait for the slowest one. Several small models share a GPU in the same
+way, and a large one takes several GPUs, by torchrun. The processes share only the directory of the ladder, so nothing
+that went wrong in one run reaches another. `worker` is what they run; its standard output brings the progress.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from mxref.backend import Backend
+from mxref.cores import THREAD_VARIABLES, cores
+from mxref.errors import MxrefError
+from mxref_training.config import TrainConfig
+from mxref_training.data import handed_over
+from mxref_training.errors import ConfigError
+from mxref_training.interrupt import Interrupted, StopRequest
+from mxref_training.lab.arm import ArmRun
+from mxref_training.lab.costs import Costs
+from mxref_training.lab.display import Display, Pace, default_display, remaining
+from mxref_training.lab.study import Watch
+from mxref_training.lab.worker import EXIT_INTERRUPTED, HEADER
+from mxref_training.progress import ProgressSink
+from mxref_training.run_folder import LOG
+
+AUTO_LIMIT = 8
+"""Largest default number of processes: each holds a model, its optimizer and the tokens."""
+AUTO_LIMIT_GPU = 4
+"""The same on one GPU."""
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_POLL = 0.2  # seconds until a signal is noticed if no child reports
+_TO_STOP = 10.0  # seconds in which a run ends its step and saves a checkpoint
+
+
+class ArmError(MxrefError, RuntimeError):
+    """Some arms ended without a result, and all others have one."""
+
+
+# ---- slots ----
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place for one run at a time."""
+
+    devices: str = ""
+    """Its GPUs, as the environment variable `CUDA_VISIBLE_DEVICES` names them; empty: what this process sees."""
+    ranks: int = 1
+    """Processes of a run, which torchrun starts where there are several."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment variables of the run."""
+        return {_VISIBLE: self.devices} if self.devices else {}
+
+    @property
+    def command(self) -> list[str]:
+        """The command that trains a run, without its arguments."""
+        worker = ["-m", "mxref_training.lab.worker"]
+        if self.ranks == 1:
+            return [sys.executable, "-P", *worker]
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
+        return [sys.executable, "-P", *launcher, *worker]
+
+
+def make_slots(
+    jobs: int | None, gpus_per_run: int, config: TrainConfig, backend: Backend, runs: int
+) -> list[Slot]:
+    """Return the places in which a ladder's runs train: on each visible GPU, or in equal shares of the cores.
+
+    The number depends on the whole ladder, not on the unfinished runs, so a resumed ladder has the same thread counts.
+
+    Args:
+        jobs: runs at a time: on each GPU, or group of GPUs, or in all on a CPU; None chooses.
+        gpus_per_run: ranks of each run. Each takes a GPU of its own, or shares the cores.
+        config: the configuration of the runs.
+        backend: computes the block formats.
+        runs: number of runs of the ladder.
+
+    Raises:
+        ConfigError: fewer GPUs than a run takes.
+    """
+    # A numbered device, as cuda:1, is one place of the user's choice.
+    if "cuda" not in backend.capabilities.devices or config.run.device not in ("auto", "cuda"):
+        if jobs is None:
+            jobs = min(max(1, cores() // gpus_per_run), AUTO_LIMIT)
+        return [Slot(ranks=gpus_per_run)] * max(1, min(jobs, runs))
+    import torch
+
+    count = torch.cuda.device_count()
+    groups = count // gpus_per_run
+    if not groups:
+        raise ConfigError(
+            f"--gpus-per-run {gpus_per_run}, but PyTorch sees {count} GPUs here: give fewer, or let it see more"
+        )
+    if jobs is None:
+        jobs = max(1, min(AUTO_LIMIT_GPU, cores() // count)) if gpus_per_run == 1 else 1
+    own = [word.strip() for word in os.environ.get(_VISIBLE, "").split(",") if word.strip()]
+    names = (own or [str(number) for number in range(count)])[: groups * gpus_per_run]
+    devices = [",".join(names[i : i + gpus_per_run]) for i in range(0, len(names), gpus_per_run)]
+    # One slot on each GPU comes before a second one on any.
+    return [Slot(name, gpus_per_run) for _ in range(jobs) for name in devices][: max(1, runs)]
+
+
+def on_share(config: TrainConfig, slots: Sequence[Slot]) -> TrainConfig:
+    """Return the configuration with `run.threads` set, if it is not, to the share of a rank in one of the slots.
+
+    Threads belong to the machine and not to the recipe. With another number of threads, a finished arm stays finished,
+    and an unfinished one resumes with a note. But a sum over threads then has another order of additions, so equal
+    bits are promised only for equal thread counts. Every result records its own.
+    """
+    threads = config.run.threads or max(1, cores() // sum(slot.ranks for slot in slots))
+    return replace(config, run=replace(config.run, threads=threads))
+
+
+# ---- the queue ----
+
+
+@dataclass
+class Queue:
+    """Trains runs, each in a slot, in a process of its own or several; a `Runner`.
+
+    SIGINT, SIGTERM or SIGHUP stops every run after its step, with a checkpoint; a second one, `TOGETHER` seconds
+    later, ends all at once. A process that dies is reported immediately, and the others continue.
+    """
+
+    slots: Sequence[Slot]
+    backend: str
+    """Name under which the processes load the backend."""
+    costs: Costs = field(default_factory=Costs)
+    """What runs take; it learns from those that finish."""
+    deadline: float | None = None
+    """The end on the clock `time.monotonic`: a run that would not end in time is not started. None: no end."""
+    display: Callable[[int, int], Display] = default_display
+    """Called with the numbers of slots and of runs."""
+    clock: Callable[[], float] = time.monotonic
+
+    @classmethod
+    def within(
+        cls, minutes: float | None, began: float, slots: Sequence[Slot], backend: str, costs: Costs
+    ) -> Queue:
+        """Return the queue of a command that began at a time of the clock; None sets no limit."""
+        return cls(slots, backend, costs, None if minutes is None else began + 60 * minutes - _TO_STOP)
+
+    def __call__(self, runs: Sequence[ArmRun], watch: Watch, corpus: Any, then: str = "") -> None:
+        """Train all of them, as `Runner` says; ArmError if runs ended without a result."""
+        if runs:
+            with (
+                _written(handed_over.to_table(corpus)) as tokens,
+                self.display(len(self.slots), len(runs)) as display,
+                StopRequest() as request,
+            ):
+                _Batch(self, runs, watch, display, request, tokens).train(then)
+
+    def is_over(self) -> bool:
+        """Return whether the runs have to stop now."""
+        return self.deadline is not None and self.clock() >= self.deadline
+
+    def allows(self, run: ArmRun) -> bool:
+        """Return whether a run would end in time; one whose cost nobody knows may start."""
+        if self.deadline is None:
+            return True
+        seconds = self.costs.expected(run)
+        return not self.is_over() and (seconds is None or self.clock() + seconds <= self.deadline)
+
+
+class _Batch:
+    """The runs of one call: waiting, training, done and failed."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        runs: Sequence[ArmRun],
+        watch: Watch,
+        display: Display,
+        request: StopRequest,
+        tokens: Path,
+    ) -> None:
+        self.queue, self.watch, self.display, self.request, self.tokens = (
+            queue,
+            watch,
+            display,
+            request,
+            tokens,
+        )
+        self.total, self.waiting = len(runs), deque(runs)
+        self.begun: set[int] = set()
+        """The seeds of which a run has started."""
+        self.children: list[_Child] = []
+        self.stopped: list[str] = []
+        self.failed: list[str] = []
+        self.why = ""
+        """The reason why no more runs start: a signal, or the time limit."""
+
+    def train(self, then: str) -> None:
+        free = deque(self.queue.slots)
+        try:
+            while True:
+                self._look_at_the_clock()
+                while free and (run := self._next()):
+                    self.watch.begin(run)
+                    sink = self.display.arm(run.title)
+                    self.children.append(
+                        _Child.start(free.popleft(), run, sink, self.queue.backend, self.tokens)
+                    )
+                if not self.children:
+                    break
+                waiting = [self.queue.costs.expected(run) for run in self.waiting]
+                self.display.ends_in(remaining([child.pace for child in self.children], waiting))
+                for child in _readable(self.children):
+                    if child.read():
+                        self.children.remove(child)
+                        self._ended(child)
+                        free.append(child.slot)
+        except KeyboardInterrupt:  # the second signal
+            self.stop(signal.SIGKILL)
+            raise
+        finally:
+            self.stop(signal.SIGINT)  # after an error in this process: the children save what they have
+            for child in self.children:
+                child.wait()
+        self.conclude(then)
+
+    def _look_at_the_clock(self) -> None:
+        if self.why:
+            return
+        if self.request.signal:
+            self.why = self.request.signal
+            said = f"{self.why}: stops after this step; a second signal ends it at once"
+        elif self.queue.is_over():
+            self.why = "the time is up"
+            said = f"{self.why}: stops after this step"
+        else:
+            return
+        for child in self.children:
+            child.sink.note(said)
+        self.stop(signal.SIGINT)
+
+    def _next(self) -> ArmRun | None:
+        """Return the next run that may start; None if there is none, or too little time for it.
+
+        A seed's runs come before those of the next seed, so that pairs are complete early. Among them the first one,
+        the reference, starts first, then the longest ones: short ones at the end keep every place busy.
+        """
+        allowed = [] if self.why else [run for run in self.waiting if self.queue.allows(run)]
+        if not allowed:
+            return None
+        run = allowed[0]
+        if run.seed in self.begun:
+            same = [other for other in allowed if other.seed == run.seed]
+            run = max(same, key=lambda other: self.queue.costs.expected(other) or 0.0)
+        self.begun.add(run.seed)
+        self.waiting.remove(run)
+        return run
+
+    def stop(self, number: signal.Signals) -> None:
+        for child in self.children:
+            child.process.send_signal(number)
+
+    def _ended(self, child: _Child) -> None:
+        """Keep the result of a run whose process has ended, or take note of why it has none."""
+        run, code = child.run, child.wait()
+        record = None if code else run.finished()
+        if record is not None:
+            self.queue.costs.learn(run, time.monotonic() - child.began)
+            self.watch.done(run, record)
+        elif self.why and (code in (EXIT_INTERRUPTED, -signal.SIGINT) or child.slot.ranks > 1):
+            self.stopped.append(run.title)
+            return
+        else:
+            self.failed.append(run.title)
+            changed = f"its result was changed as soon as it was written; see {child.log}"
+            self.watch.failed(run, child.reason(code) if code else changed)
+        self.display.done()
+
+    def conclude(self, then: str) -> None:
+        """Raise the error that stopped the runs, or that is to stop what follows them."""
+        failed = f"{', '.join(self.failed)} failed" if self.failed else ""
+        if self.stopped or self.waiting:
+            ended = self.total - len(self.waiting) - len(self.stopped) - len(self.failed)
+            stopped = f"{', '.join(self.stopped)} stopped" if self.stopped else ""
+            said = ", ".join(filter(None, (f"{ended} of {self.total} runs finished", stopped, failed)))
+            why = self.why or "too little time is left for another run"
+            raise Interrupted(f"{why}: {said}; the same command goes on from there")
+        if self.failed:
+            logs = "its log.txt" if len(self.failed) == 1 else "their log.txt"
+            raise ArmError(
+                f"{len(self.failed)} of {self.total} runs without a result: {failed}, for the reasons above and in "
+                f"{logs}; the same command goes on with what is missing, and finished arms are kept"
+            )
+        if then and (why := self.why or self.request.signal):
+            raise Interrupted(
+                f"{why}: {self.total} of {self.total} runs finished; the same command goes on with {then}"
+            )
+
+
+@dataclass(eq=False)
+class _Child:
+    """The process of a run, which under torchrun has processes of its own."""
+
+    slot: Slot
+    run: ArmRun
+    sink: ProgressSink
+    process: subprocess.Popen[bytes]
+    log_start: int
+    """Bytes of the log that were there before."""
+    began: float = field(default_factory=time.monotonic)
+    pace: Pace = field(default_factory=Pace)
+    unread: bytes = b""
+
+    @classmethod
+    def start(cls, slot: Slot, run: ArmRun, sink: ProgressSink, backend: str, tokens: Path) -> _Child:
+        """Start the process of a run, whose directory is prepared."""
+        environment = os.environ | {name: str(run.config.run.threads) for name in THREAD_VARIABLES}
+        environment |= slot.environment
+        # The child gets this process's import path; its working directory stays out of it.
+        environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        environment["PYTHONSAFEPATH"] = "1"
+        table = tokens.with_name(f"{os.urandom(8).hex()}.json")
+        table.write_text(json.dumps(run.to_table()))
+        with (run.folder / LOG).open("ab") as log:
+            start = log.tell()
+            process = subprocess.Popen(
+                [*slot.command, backend, str(tokens), str(table)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C in the terminal reaches only this process, which forwards it
+            )
+        return cls(slot, run, sink, process, start)
+
+    @property
+    def log(self) -> Path:
+        return self.run.folder / LOG
+
+    def fileno(self) -> int:
+        """Return the descriptor from which the process is read."""
+        assert self.process.stdout is not None
+        return self.process.stdout.fileno()
+
+    def read(self) -> bool:
+        """Pass the progress on that the process reported; return whether it has ended."""
+        data = os.read(self.fileno(), 1 << 16)
+        *lines, self.unread = (self.unread + data).split(b"\n")
+        for line in lines:
+            method, *arguments = json.loads(line)
+            if method == "start":
+                self.pace.start(*arguments[1:3])
+            elif method == "step":
+                self.pace.step(arguments[0])
+            getattr(self.sink, method)(*arguments)
+        return not data
+
+    def wait(self) -> int:
+        """Return the exit code when the process has ended; it must not wait for a reader until then."""
+        self.sink.stop()
+        assert self.process.stdout is not None
+        with self.process.stdout as pipe:
+            pipe.read()
+        return self.process.wait()
+
+    def reason(self, code: int) -> str:
+        """Return in one line why the process ended without a result."""
+        with self.log.open("rb") as file:
+            file.seek(self.log_start)
+            lines = file.read().decode(errors="replace").split("\n")
+        said_by_it = [line.strip() for line in lines if line.strip() and not line.startswith(HEADER)]
+        last = said_by_it[-1] if said_by_it else ""
+        if self.slot.ranks > 1:  # behind the error of a rank the launcher prints its own
+            last = next((line for line in said_by_it if line.startswith("error: ")), last)
+        if code < 0:
+            killer = next((s.name for s in signal.Signals if s == -code), f"signal {-code}")
+            memory = " (out of memory?)" if code == -signal.SIGKILL else ""
+            said = f"killed by {killer}{memory}" + (f" after '{last}'" if last else "")
+        else:
+            said = last.removeprefix("error: ") or f"exit code {code}"
+        return said if str(self.log) in said else f"{said}; see {self.log}"
+
+
+@contextmanager
+def _written(table: dict[str, Any]) -> Iterator[Path]:
+    """Yield the file of a table in a folder that is deleted behind the block."""
+    with tempfile.TemporaryDirectory(prefix="mxref-queue-") as folder:
+        path = Path(folder, "tokens.json")
+        path.write_text(json.dumps(table))
+        yield path
+
+
+def _readable(children: Sequence[_Child]) -> list[_Child]:
+    """Return the children that reported something or ended, after `_POLL` seconds at most."""
+    with selectors.DefaultSelector() as selector:
+        for child in children:
+            selector.register(child, selectors.EVENT_READ, child)
+        return [key.data for key, _ in selector.select(_POLL)]
