@@ -31,7 +31,9 @@ RELEASES := $(if $(NEWEST),,--constraint constraints.txt)
 PARALLEL := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 USUAL := not gpu and not long and not study
 QUICK := $(addprefix tests/mxref/test_,$(addsuffix .py,scale rounding random hadamard formats packed_codes quantization gemm linear mxfp8)) \
-    tests/mxref/vectors/test_vectors.py::test_reference_gives_every_result tests/oracle tests/torch/layer/test_layer.py
+    tests/mxref/vectors/test_vectors.py::test_reference_gives_every_result tests/oracle tests/torch/layer/test_layer.py \
+    tests/backends/mxref_numba/test_numba_columns.py \
+    tests/backends/mxref_numba/test_numba_gemm_formats.py::test_scales_at_the_limits_of_float32
 # RUNS: what training needs; STAMP: that, Triton, and what tests and documentation need.
 RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed

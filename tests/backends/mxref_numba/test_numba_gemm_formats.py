@@ -1,4 +1,4 @@
-"""Products in which at least one operand has elements of eight bits, on both sets of Numba kernels, bit for bit."""
+"""Products of every pair of formats but two of MXFP4, bit for bit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from mxref_numba import path
 from mxref_numba.backend import NumbaBackend
 
 REFERENCE = get_backend("reference")
-BACKENDS = [NumbaBackend(p) for p in path.available()]
+BACKENDS = [NumbaBackend(p) for p in dict.fromkeys((path.available()[0], path.KernelPath.PORTABLE))]
+"""All paths multiply these formats by the same kernels."""
+SHORT = [each for each in BLOCK_FORMATS.values() if each.element.bits < 8]
 PAIRS = [pair for pair in itertools.product(BLOCK_FORMATS.values(), repeat=2) if pair != (MXFP4, MXFP4)]
 K = 32
 
@@ -173,7 +175,9 @@ def test_dots_at_the_limit_of_float64(
 
 
 @pytest.mark.clause("gemm.ordered", "gemm.block_dot")
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "-".join(map(str, pair)))
+@pytest.mark.parametrize(
+    "pair", list(itertools.combinations_with_replacement(SHORT, 2)), ids=lambda pair: "-".join(map(str, pair))
+)
 def test_scales_at_the_limits_of_float32(
     kernels: NumbaBackend, pair: tuple[BlockFormat, BlockFormat]
 ) -> None:
