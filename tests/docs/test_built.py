@@ -55,7 +55,7 @@ LEADS = {
     "Hadamard": "spec/hadamard",
     "reproducibility": "reference/training",
     "LoRA": "reference/words",
-    "--telemetry": "reference/cli",
+    "--gpus-per-run": "reference/cli",
     "quantize": "reference/api",
     "check_quantizer": "reference/api",
     "run.capture": "reference/presets",

@@ -56,7 +56,7 @@ def write_inputs(folder: Path) -> None:
 def scenarios(inputs: Path, root: Path) -> list[Scenario]:
     """Return the commands; whatever they write is below `root`."""
     sets = [part for size in SIZES for part in ("--set", size)]
-    data = ["--data", str(inputs / "train.jsonl"), "--set", f"data.val={inputs / 'val.jsonl'}"]
+    data = ["--set", f"data.train={inputs / 'train.jsonl'}", "--set", f"data.val={inputs / 'val.jsonl'}"]
     common = [*sets, *data, "--backend", "reference", "--out", str(root / "runs" / "out")]
     train = ("train", "tiny", *common, "--recipe", "bf16")
     ablate = ("ablate", str(inputs / "two.toml"), *common)

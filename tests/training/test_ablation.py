@@ -224,6 +224,18 @@ def test_selected_arms_run_with_the_reference_and_others_stay_in_the_results(tmp
     assert list(by_name(results)) == ["fp8", "h16", "bad"]
 
 
+def test_a_single_run_trains_without_the_reference_and_waits_for_it(tmp_path: Path) -> None:
+    trainer = FakeTrainer()
+    results, _ = run(tmp_path, trainer, seeds=2, single=["h16.seed1", "bad.seed0"])
+    assert trainer.calls == [("bad", 0), ("H16", 1)]
+    assert list(by_name(results)) == ["h16", "bad"]
+    assert not (tmp_path / "results.json").exists()
+    with pytest.raises(
+        ConfigError, match=r"no run is named 'h16\.seed2' .did you mean 'h16\.seed1'.*--seeds"
+    ):
+        run(tmp_path, trainer, seeds=2, single=["h16.seed2"])
+
+
 class _Limited(ReferenceBackend):
     def __init__(self, **capabilities: Any) -> None:
         self.capabilities = replace(ReferenceBackend.capabilities, **capabilities)
