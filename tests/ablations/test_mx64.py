@@ -119,10 +119,7 @@ def test_the_exploratory_arms() -> None:
     less = [raw.pairs(arm, "mx64", "mx64") for arm in ("mx64-e3m2", "w4a6", "mx64-plain")]
     assert [len(values) for values in less] == [3, 3, 3]
     e3m2, w4a6, plain = (signed(fmean(values)) for values in less)
-    assert (
-        f"Less `mx64`: E3M2 in place of E2M3 {e3m2}, weights in MXFP4 {w4a6}, no H16 {plain}."
-        in PAGE
-    )
+    assert f"Less `mx64`: E3M2 in place of E2M3 {e3m2}, weights in MXFP4 {w4a6}, no H16 {plain}." in PAGE
     tail, d, dw, sr, rht16 = (
         signed(fmean(raw.pairs(arm, "fp8", "mx64")))
         for arm in ("all-h16-tail", "dgrad", "dgrad-wgrad", "all-sr-backward", "all-rht16-wgrad")
