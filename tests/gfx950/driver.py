@@ -87,8 +87,9 @@ class ModelDriver(DriverBase):
     launcher_cls = Launcher
     utils = SimpleNamespace(
         get_device_properties=lambda device: {"max_shared_mem": LDS_BYTES, "multiprocessor_count": 256},
-        # Handles that nothing looks at, no spills, and the largest workgroup.
-        load_binary=lambda name, binary, shared, device: (1, 1, 0, 0, 1024),
+        # No module, because Triton would ask the driver of that time to unload it, a function that nothing looks at, no
+        # spills, and the largest workgroup.
+        load_binary=lambda name, binary, shared, device: (None, 1, 0, 0, 1024),
     )
 
     @classmethod
