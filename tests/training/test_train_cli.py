@@ -307,7 +307,7 @@ def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(importlib.util, "find_spec", find_spec)
     result = invoke("train", "tiny", "--dry-run")
     assert result.exit_code == 2
-    assert "mxref train needs PyTorch, which is not installed: pip install 'mxref[training]'" in result.stderr
+    assert "mxref train needs torch, which is not installed: pip install 'mxref[training]'" in result.stderr
 
 
 WITHOUT_TORCH = """

@@ -17,18 +17,14 @@ import torch
 from torch import Tensor, nn
 
 import mxref_torch
-from mxref_torch import operators
 from mxref_torch.captured.graph import capturing
 from mxref_training.data import sequential_batches
-from mxref_training.distributed import sharded
 from mxref_training.distributed.share import ALONE, Share, added
 from mxref_training.loss import cross_entropy
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from mxref_torch import StepContext
 
 
 LossSum = Callable[[Tensor, Tensor], Tensor]
@@ -51,7 +47,7 @@ class Evaluation:
 
 
 @contextmanager
-def undisturbed(model: nn.Module, context: StepContext) -> Iterator[None]:
+def undisturbed(model: nn.Module, context: mxref_torch.StepContext) -> Iterator[None]:
     """Run the block in evaluation mode without gradients, and restore all state after it.
 
     Mode, position in the random streams, GEMM census, PyTorch's generator and every buffer (FP8 scales and
@@ -77,7 +73,7 @@ def undisturbed(model: nn.Module, context: StepContext) -> Iterator[None]:
 
 def evaluate(
     model: nn.Module,
-    context: StepContext,
+    context: mxref_torch.StepContext,
     tokens: NDArray[np.integer[Any]],
     *,
     seq_len: int,
@@ -135,7 +131,7 @@ class Evaluator:
     def __init__(
         self,
         model: nn.Module,
-        context: StepContext,
+        context: mxref_torch.StepContext,
         tokens: NDArray[np.integer[Any]],
         *,
         share: Share = ALONE,
@@ -163,8 +159,7 @@ class Evaluator:
 
     def _loss(self) -> Evaluation:
         found = evaluate(self._model, self._context, self._tokens, share=self._share, **self._sizes)
-        if not self._share.axes.whole:
-            sharded.free(self._model)  # no backward pass frees the weights that were gathered
+        self._share.free(self._model)
         return found
 
 
@@ -174,7 +169,7 @@ class CapturedEvaluation:
     def __init__(
         self,
         model: nn.Module,
-        context: StepContext,
+        context: mxref_torch.StepContext,
         tokens: NDArray[np.integer[Any]],
         **sizes: Any,
     ) -> None:
@@ -197,7 +192,7 @@ class CapturedEvaluation:
             self._recipes, self._graph = recipes, None
             # The step is on the device as in a graph, so that the kernels that read it there are compiled before the
             # capture.
-            with operators.device_step(self._step):
+            with mxref_torch.operators.device_step(self._step):
                 return evaluate(self._model, self._context, self._tokens, **self._sizes)
         if self._graph is None:
             self._graph = self._captured()
@@ -220,7 +215,7 @@ class CapturedEvaluation:
         graph, loss_sum = torch.cuda.CUDAGraph(), loss_of(self._model, self._sizes.get("loss_sum"))
         with undisturbed(self._model, context):
             context.global_tokens = self._sizes["limit"] // seq_len * seq_len
-            with operators.device_step(self._step), capturing(graph, self._stream):
+            with mxref_torch.operators.device_step(self._step), capturing(graph, self._stream):
                 count = 0
                 for number, (inputs, targets) in enumerate(self._batches):
                     context.token_origin = count

@@ -13,7 +13,7 @@ from mxref.recipe import Recipe
 from mxref.tomlio import to_table
 from mxref_training.config import Compile, Schedule, TrainConfig
 from mxref_training.data.corpus import TokenCorpus
-from mxref_training.environment import environment
+from mxref_training.environment import differences, environment
 from mxref_training.huggingface.weights import Weights
 from mxref_training.model.llama import flops_per_token, parameter_count
 from mxref_training.parallel import LAYOUT
@@ -62,6 +62,12 @@ def identity(
         table[LAYOUT] = config.axes(ranks)._asdict()
     plain: dict[str, Any] = json.loads(json.dumps(table))
     return plain
+
+
+def unlike_entries(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return the keys in which two identities differ, except the axes of ranks, each with both values."""
+    own, other = ({key: it for key, it in side.items() if key != LAYOUT} for side in (mine, theirs))
+    return differences(own, other)
 
 
 def run_facts(

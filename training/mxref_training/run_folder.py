@@ -20,9 +20,8 @@ from mxref_training.checkpoint import CheckpointStore
 from mxref_training.distributed.connect import restarted
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.durable import clean, explained, locked, make_folder, remove, replace_text, sync
-from mxref_training.environment import differences
 from mxref_training.errors import CheckpointError, ConfigError, start_over
-from mxref_training.parallel import LAYOUT
+from mxref_training.identity import unlike_entries
 from mxref_training.saving import wait_for_writers
 
 FORMAT = "mxref.run.2"
@@ -138,8 +137,7 @@ class RunFolder:
 
         It may have been on other ranks.
         """
-        mine, theirs = ({k: v for k, v in side.items() if k != LAYOUT} for side in (wanted, found))
-        if unlike := differences(mine, theirs):
+        if unlike := unlike_entries(wanted, found):
             key, here, there = unlike[0]
             more = f" and {len(unlike) - 1} more" if len(unlike) > 1 else ""
             raise CheckpointError(

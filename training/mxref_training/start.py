@@ -10,7 +10,6 @@ from mxref.backend import Backend
 from mxref.recipe import Recipe
 from mxref_training.config import TrainConfig
 from mxref_training.data import corpus as tokens
-from mxref_training.distributed.failing import one_error
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.failures import explained
 from mxref_training.numerics import fixed_numerics
@@ -35,10 +34,9 @@ def begun(
 ) -> Iterator[OpenRun]:
     """Yield a run that was checked and whose folder is locked; nothing of it is allocated. Arguments as of `train`.
 
-    Within the block numerics are fixed, and an exception that is none of mxref's ends in RunError on all ranks.
+    Within the block numerics are fixed, and an exception that is none of mxref's ends in RunError.
     """
     with (
-        one_error(ranks),
         reporting((progress or default_progress()) if ranks.first else ProgressSink()) as sink,
     ):
         device = preflight(config, recipe, backend, ranks=ranks)

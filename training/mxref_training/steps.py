@@ -18,7 +18,6 @@ import torch
 import mxref_torch
 from mxref.recipe import Recipe
 from mxref_training.config import TrainConfig
-from mxref_training.distributed import sharded
 from mxref_training.distributed import share as shares
 from mxref_training.finite import first_nonfinite_gradient, first_nonfinite_output
 from mxref_training.loss import CompiledLoss, cross_entropy
@@ -131,8 +130,8 @@ class EagerSteps(Steps):
         if not problem:
             self.optimizer.step()
             self._check(step)
-        elif not self.share.axes.whole:
-            sharded.free(self.model)  # what forward passes without a backward pass have left gathered
+        else:
+            self.share.free(self.model)
         self.optimizer.zero_grad(set_to_none=True)
         shares.share_amax(self.model, self.ranks)
         mxref_torch.advance(self.model)

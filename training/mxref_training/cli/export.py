@@ -150,16 +150,8 @@ def export(
 
 def _treatment(recipe: str | None, dialect: str | None) -> Recipe | None:
     """Return the recipe whose Fprop weight is wanted; None is the run's own."""
+    from mxref.recipe_files import load_recipe, recipe_from_table
+
     if dialect is not None:
-        from dataclasses import replace
-
-        from mxref.dialects import dialect as named
-        from mxref.recipe import FpropSpec, Recipe
-
-        spec = named(dialect).spec
-        return replace(Recipe(), fprop=FpropSpec(spec, spec))
-    if recipe is None:
-        return None
-    from mxref.recipe_files import load_recipe
-
-    return load_recipe(recipe)
+        return recipe_from_table({"dialect": dialect})
+    return None if recipe is None else load_recipe(recipe)

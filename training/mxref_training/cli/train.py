@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from mxref.cli import EXIT_ERROR
 from mxref.cli.known import recipes_or_files
 from mxref.cli.ranks import ForRanks
 from mxref.cores import wait_passively
 from mxref_training.cli import known
+from mxref_training.cli.report import require
 from mxref_training.cli.setting import BACKEND, DATA, FOLDER, SET
-
-if TYPE_CHECKING:
-    from mxref.backend import Backend
-    from mxref.recipe import Recipe
-    from mxref_training.config import TrainConfig
-    from mxref_training.log import TrainResult
-
-
-_LET_IT_SPEAK = 5
-"""Seconds that a rank waits to be ended after another one has failed."""
-
 
 _SET_BY = {
     "--val": "--set data.val=PATH", "--tokenizer": "--set data.tokenizer=FILE", "--steps": "--set run.steps=N",
@@ -95,10 +81,7 @@ class _Train(ForRanks):
     metavar="X",
     help="With --dry-run: the assumed share of the peak rate, as in 0.4.",
 )
-@click.pass_context
 def train(
-    ctx: click.Context,
-    /,
     config: str,
     recipe: str,
     data: str | None,
@@ -136,118 +119,40 @@ def train(
       torchrun --nproc-per-node 8 -m mxref train mine.toml --out runs/mine
     """  # noqa: D301 - click takes \\b for a paragraph that keeps its lines
     wait_passively()
-    _require_torch()
-    from mxref.terminal import echo
+    require("train", "torch", "tokenizers")
     from mxref_training import trainer
+    from mxref_training.cli.train_parts import loaded, print_result, say
+    from mxref_training.cli.train_plan import print_plan
     from mxref_training.distributed.connect import connected, restarted, started_ranks
-    from mxref_training.distributed.failing import one_error
-    from mxref_training.errors import PeerStopped
     from mxref_training.interrupt import Interrupted
     from mxref_training.track import Observation, Window
 
-    tables: list[str | dict[str, Any]] = [*overrides]
-    if data is not None:
-        tables.append({"data": {"train": data}})
     mesh = {"ranks": ranks, "peak_tflops": peak_tflops, "utilisation": utilisation}
     mesh = {name: value for name, value in mesh.items() if value is not None}
     started = started_ranks()
     if dry_run:
         if started.first:
-            _print_plan(*_loaded(config, recipe, tables, backend), {"ranks": started.world} | mesh)
+            print_plan(*loaded(config, recipe, overrides, data, backend), {"ranks": started.world} | mesh)
         return
     if mesh:
         raise click.UsageError(f"--{next(iter(mesh)).replace('_', '-')} is an option of --dry-run")
     folder = out or Path("runs") / f"{Path(config).stem}-{Path(recipe).stem}"
     if not resume and restarted():
         resume = True  # otherwise each restart would delete the training of the attempt before
-        if started.first:
-            echo(
-                "torchrun has started the ranks again: the run goes on, --no-resume deletes nothing more",
-                err=True,
-            )
+        say(
+            started, "torchrun has started the ranks again: the run goes on, --no-resume deletes nothing more"
+        )
     try:
-        with connected(started), one_error(started):
-            loaded, treatment, chosen, why = _loaded(config, recipe, tables, backend)
-            if started.first:
-                echo(
-                    f"recipe {recipe} ({treatment.digest}), backend {chosen.name} ({why}), writing to {folder}",
-                    err=True,
-                )
+        with connected(started):
+            settings, treatment, chosen, why = loaded(config, recipe, overrides, data, backend)
+            said = f"recipe {recipe} ({treatment.digest}), backend {chosen.name} ({why}), writing to {folder}"
+            say(started, said)
+            observe = Observation(track or "", Window.parse(profile) if profile else None)
             result = trainer.train(
-                loaded,
-                treatment,
-                folder,
-                backend=chosen,
-                resume=resume,
-                observe=Observation(track or "", Window.parse(profile) if profile else None),
-                ranks=started,
+                settings, treatment, folder, backend=chosen, resume=resume, observe=observe, ranks=started
             )
     except Interrupted as err:  # it was asked to stop, and lost nothing
-        if started.first:
-            echo(f"interrupted: {err}", err=True)
-    except PeerStopped:  # the rank that failed shows its error
-        # `torchrun` ends all ranks when the first one has ended, and calls that one the root cause.
-        time.sleep(_LET_IT_SPEAK)
-        ctx.exit(EXIT_ERROR)
+        say(started, f"interrupted: {err}")
     else:
         if started.first:
-            _print_result(result, folder)
-
-
-def _loaded(
-    config: str, recipe: str, tables: Sequence[str | Mapping[str, Any]], backend: str | None
-) -> tuple[TrainConfig, Recipe, Backend, str]:
-    """Return what the command names: configuration, recipe and backend, and why this backend."""
-    from mxref.discovery import get_backend
-    from mxref.recipe_files import load_recipe
-    from mxref_training.config import load_config
-    from mxref_training.device import default_backend
-
-    loaded = load_config(config, tables)
-    name, why = default_backend(backend, loaded.run.device)
-    return loaded, load_recipe(recipe), get_backend(name), why
-
-
-def _print_result(result: TrainResult, folder: Path) -> None:
-    from mxref.terminal import echo
-    from mxref_training.wording import clock, counted
-
-    rate = result.tokens / result.seconds if result.seconds else 0.0
-    skipped = f", {counted(result.skipped_steps, 'step')} skipped" if result.skipped_steps else ""
-    echo(
-        f"validation loss {result.final_loss:.4f} after {result.tokens:,} tokens in {clock(result.seconds)} "
-        f"({rate:,.0f} tokens/s){skipped}; see {folder / 'metrics.jsonl'}"
-    )
-
-
-def _print_plan(
-    config: TrainConfig, recipe: Recipe, backend: Backend, why: str, mesh: Mapping[str, Any]
-) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from mxref.terminal import HEAD, QUIET, console
-    from mxref_training.forecast import Mesh, dry_run
-    from mxref_training.preflight import planned
-
-    assumed = Mesh(**mesh)
-    model, axes = planned(config, recipe, backend, assumed.ranks)
-    table = Table.grid(padding=(0, 2))
-    for heading, lines in dry_run(config, recipe, backend, why, model, axes, assumed):
-        table.add_row(Text(heading, style=HEAD), Text(""))
-        for key, text in lines:
-            table.add_row(Text(f"  {key}", style=QUIET), Text(text))
-    console().print(table)
-
-
-def _require_torch() -> None:
-    """Raise ConfigError that says what to install where PyTorch or another package of the extra is missing."""
-    import importlib.util
-
-    from mxref_training.errors import ConfigError
-
-    for package, called in (("torch", "PyTorch"), ("tokenizers", "tokenizers")):
-        if importlib.util.find_spec(package) is None:
-            raise ConfigError(
-                f"mxref train needs {called}, which is not installed: pip install 'mxref[training]'"
-            )
+            print_result(result, folder)

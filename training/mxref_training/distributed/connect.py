@@ -14,12 +14,18 @@ import torch
 import torch.distributed as dist
 
 from mxref.raised import raised_text
+from mxref_training.distributed.failing import one_error
 from mxref_training.distributed.ranks import SOLE, TIMEOUT, Ranks
-from mxref_training.errors import ConfigError
+from mxref_training.errors import ConfigError, PeerStopped
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
+_LET_IT_SPEAK = 5
+"""Seconds that a rank stays after another one has failed, whose error then is the first that `torchrun` finds.
+
+`torchrun` ends all ranks when the first one has ended, and calls that one the root cause.
+"""
 _CONNECTING = timedelta(minutes=10)
 """How long a rank tries to reach the others at first. They start together, but may import slowly."""
 
@@ -62,10 +68,14 @@ def restarted(environment: Mapping[str, str] = os.environ) -> bool:
 def connected(ranks: Ranks) -> Iterator[Ranks]:
     """Connect the ranks to each other for the block: by gloo on the CPU, by NCCL on GPUs. One process stays alone.
 
+    If the block raises on one rank, all stop with one error, as of `one_error`. Under `torchrun` the other ranks then
+    end without a word.
+
     Args:
         ranks: from `started_ranks`.
 
     Raises:
+        PeerStopped, PeerLost: as of `one_error`.
         ConfigError: PyTorch cannot connect ranks, or they cannot reach each other.
     """
     if not ranks.several:
@@ -90,13 +100,17 @@ def connected(ranks: Ranks) -> Iterator[Ranks]:
             f"the ranks cannot connect to each other: {raised_text(err)}{_between_hosts(ranks)}"
         ) from err
     try:
-        yield ranks
-    except BaseException:
+        with one_error(ranks):
+            yield ranks
+    except BaseException as err:
         # Others may wait in a collective that this rank will never join, so nothing here may wait for them.
         if on_gpus:
             dist.distributed_c10d._abort_process_group()
         else:
             dist.destroy_process_group()
+        if isinstance(err, PeerStopped) and "TORCHELASTIC_RUN_ID" in os.environ:
+            time.sleep(_LET_IT_SPEAK)
+            raise SystemExit(2) from None
         raise
     dist.destroy_process_group()
 
@@ -132,9 +146,7 @@ def _of_this_attempt(store: Store, rank: int, world: int) -> Store:
                 store.set(f"mxref/{name}/{rank}", word)
                 repeated = f"mxref/{name}/{rank}/heard"
                 heard = store.get(repeated) if store.check([repeated]) else b""
-    from torch.distributed.distributed_c10d import PrefixStore
-
-    return PrefixStore(f"mxref/{name}", store)
+    return dist.distributed_c10d.PrefixStore(f"mxref/{name}", store)
 
 
 def _between_hosts(ranks: Ranks, environment: Mapping[str, str] = os.environ) -> str:

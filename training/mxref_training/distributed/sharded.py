@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _DTENSOR = "torch.distributed.tensor"
+_FSDP = "torch.distributed.fsdp"
 
 OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 """Layers that ranks of a tensor-parallel group split by outputs: whole heads, and channels of the SwiGLU."""
@@ -103,11 +104,10 @@ def _split(model: Any) -> Iterator[tuple[str, MXLinear, int]]:
 
 def free(model: nn.Module) -> None:
     """Free the weights that forward passes without a backward pass have left gathered; a whole model stays as it is."""
-    from torch.distributed.fsdp import FSDPModule
-
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    if fsdp := sys.modules.get(_FSDP):
+        for module in model.modules():
+            if isinstance(module, fsdp.FSDPModule):
+                module.reshard()
 
 
 def is_split(tensor: Any) -> TypeGuard[Any]:

@@ -17,7 +17,7 @@ from mxref_torch.captured import operations
 from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_training.config import RunConfig
 from mxref_training.distributed.ranks import SOLE, Ranks
-from mxref_training.distributed.sharded import copies, own_part
+from mxref_training.distributed.sharded import copies, free, own_part
 from mxref_training.parallel import ONE, Axes
 
 
@@ -37,6 +37,11 @@ class Share:
     def parts(self) -> int:
         """How many parts a batch has."""
         return self.axes.data
+
+    def free(self, model: nn.Module) -> None:
+        """Free the weights that forward passes without a backward pass have left gathered."""
+        if not self.axes.whole:
+            free(model)
 
     def sequences(self, run: RunConfig) -> int:
         """Return a rank's sequences of each micro-batch."""
