@@ -35,7 +35,7 @@ from mxref_training.trainer import train
 LATER = (
     "encodings.ascii",
     "jinja2",
-    "mxref_training.lab.paired",
+    "mxref_training.lab.branches",
     "mxref_training.lab.queue",
     "mxref_training.lab.study",
     "mxref_training.cli.ablate",

@@ -21,10 +21,10 @@ from mxref.tomlio import to_table
 from mxref_training.branch import begin_branch
 from mxref_training.errors import ConfigError
 from mxref_training.interrupt import Interrupted
+from mxref_training.lab.branches import assemble_branches
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.last_checkpoint import Extra
 from mxref_training.lab.moments import Branch
-from mxref_training.lab.paired import assemble_branches
 from mxref_training.lab.results import summary
 from mxref_training.progress import ProgressSink
 from mxref_training.report.branches import branch_tables

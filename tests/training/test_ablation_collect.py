@@ -17,8 +17,7 @@ from mxref.cli import main
 from mxref.errors import FileFormatError
 from mxref_training.errors import ConfigError
 from mxref_training.lab import result_file
-from mxref_training.lab.collect import _once, collect
-from mxref_training.lab.found import Found
+from mxref_training.lab.collect import Found, _once, collect
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.study import load_results
 
