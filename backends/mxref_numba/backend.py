@@ -30,7 +30,8 @@ from mxref_numba.threads import running
 from mxref_numba.vector import decoder, staging, units
 from mxref_numba.vector.target import TARGETS
 
-_FORMATS = frozenset(BLOCK_FORMATS.values())
+_FORMATS = frozenset(form for form in BLOCK_FORMATS.values() if form.k == 32)
+"""Its kernels have blocks of 32."""
 
 
 class NumbaBackend(Backend):

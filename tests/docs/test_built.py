@@ -55,7 +55,7 @@ LEADS = {
     "Hadamard": "spec/hadamard",
     "reproducibility": "reference/training",
     "LoRA": "reference/words",
-    "--gpus-per-run": "reference/cli",
+    "--gpus-per-run": "how-to/ablation",
     "quantize": "reference/api",
     "check_quantizer": "reference/api",
     "run.capture": "reference/presets",

@@ -9,6 +9,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, MutableMapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # The path alone gives the packages, but not the names of backends, for which most tests ask.
+    if has_gpu() and "triton" not in entry_points(group="mxref.backends").names:
+        pytest.exit(
+            "the backends are not installed here: pip install --no-deps . in the Python of the GPU tests", 2
+        )
     _record["start"] = time.monotonic()
     spread(os.environ)
     # pytest-xdist has this marker; where it is not installed, nobody asks for groups.

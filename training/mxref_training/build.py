@@ -29,7 +29,7 @@ class Built:
 
     model: Llama
     context: mxref_torch.StepContext
-    schedule: mxref_torch.step_context.RecipeSchedule
+    phases: mxref_torch.step_context.RecipeSchedule
     """The phases of the recipe."""
     loader: SampleLoader
     steps: Steps

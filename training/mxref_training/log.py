@@ -28,7 +28,7 @@ WINDOW, FEWEST, FLOOR = 100, 20, 0.005
 class RunLog:
     """Writes what a run finds, and passes it to trackers and the progress report."""
 
-    def __init__(self, run: OpenRun, schedule: RecipeSchedule, track: str) -> None:
+    def __init__(self, run: OpenRun, phases: RecipeSchedule, track: str) -> None:
         """Open the logs, cut to the lengths that the run's checkpoint recorded, and start a tracker, if one is named.
 
         Raises:
@@ -36,7 +36,7 @@ class RunLog:
             ConfigError: as of `Tracking`.
         """
         self._folder, self._config, self._sink = run.folder.path, run.config, run.sink
-        self._schedule = schedule
+        self._phases = phases
         self._files = open_logs(self._folder, run.logs)
         kept = read_lines(self._folder / "metrics.jsonl")
         self._recent = deque((line["loss"] for line in kept if _counts(line)), WINDOW)
@@ -60,7 +60,7 @@ class RunLog:
             "lr": taken.lr,
             "grad_norm": _finite(taken.norm),
         }
-        if phase := self._schedule.begins(taken.step):
+        if phase := self._phases.begins(taken.step):
             line["phase"] = phase
         if taken.widened:
             line["widened"] = True

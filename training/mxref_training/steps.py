@@ -85,7 +85,7 @@ class Steps:
     def close(self) -> None:
         """Free what the steps hold, before the ranks part."""
 
-    def begin_phase(self) -> None:
+    def check_next(self) -> None:
         """Check the next step too."""
         self._to_check = True
 

@@ -10,8 +10,12 @@ A step is `EagerSteps.take` in `steps`, or the same operations as one CUDA graph
 3. Gradients are clipped to a norm. Where loss or norm is not finite, the update is left out and the step is skipped.
 4. AdamW updates the weights, which are float32, and FP8 layers take the scales of the next step.
 
-A checkpoint holds what `RunState.snapshot` returns, in the files that `checkpoint` describes. Ranks meet in a step
-(`distributed.share`: gradients, loss, norm, FP8 scales), in an evaluation, when they agree on a signal, and in a save.
+Where an operand leaves the range of the backend's fast GEMM, steps 2 and 3 are done over with the wide one (`widened`).
+A captured step is reported when the next has begun. `catch_up` waits for it, before a phase, an evaluation or a save.
+
+A checkpoint holds what `RunState.snapshot` returns, in the files that `checkpoint` describes. Ranks meet at
+the start and the end of a run, in a step (`distributed.share`: gradients, loss, norm, FP8 scales, and whether a value
+left its range or was not finite), in an evaluation, when they agree on a signal, and in a save.
 """
 
 from __future__ import annotations
@@ -109,7 +113,7 @@ class TrainingRun:
         self.log: RunLog = SilentLog()
         self.profiler = Profiler(None, run)
         if run.ranks.first:
-            self.log = RunLog(run, self.parts.schedule, observe.track)
+            self.log = RunLog(run, self.parts.phases, observe.track)
             self.profiler = Profiler(observe.profile, run)
 
     def go(self, last: int) -> str:
@@ -122,9 +126,9 @@ class TrainingRun:
         try:
             with shadowed(run, parts.model), StopRequest() as request, parts.saver:
                 while run.step < last:
-                    if phase := parts.schedule.begins(run.step):
+                    if phase := parts.phases.begins(run.step):
                         self._report(parts.steps.catch_up())
-                        parts.steps.begin_phase()
+                        parts.steps.check_next()
                         run.sink.note(f"step {run.step + 1} begins the phase {phase}")
                     with self.profiler.step(run.step + 1):
                         taken = parts.steps.take(parts.loader.next_batch(settings.batch), run.step)

@@ -9,8 +9,9 @@ Wgrad  dW = dY^T X  dY and X  tokens        backward pass
 =====  ===========  ========  ============  =============
 
 X, W and dY are each read by two GEMMs, along different axes: these are the six operands. Each GEMM has its own format,
-BF16, FP8 or blocks, in any combination. An operand is made when its GEMM needs it: from the tensor in high precision,
-or, under `source = "fprop"`, from the values of Fprop's operand. The Parameter stays float32 and never changes format.
+BF16, FP8 or blocks, in any combination. Both operands of X are made in the forward pass, those of W and dY when their
+GEMM needs them: from the tensor in high precision, or, under `source = "fprop"`, from the values of Fprop's operand.
+The Parameter stays float32 and never changes format.
 
 The forward pass saves X as Wgrad will read it, or, under that source, as Fprop has read it: MXFP4 takes a quarter of
 BF16's memory, FP8 half. It saves the weight itself, from which Dgrad's operand is made in the backward pass.
