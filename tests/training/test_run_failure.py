@@ -170,11 +170,13 @@ def test_a_long_text_is_cut(tmp_path: Path) -> None:
     assert len((tmp_path / "run" / LOG).read_text()) > 5000
 
 
-def test_a_child_of_a_ladder_that_fails_outside_training_says_why() -> None:
-    command = [sys.executable, "-m", "mxref_training.lab.worker", "x"]
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+def test_a_child_of_a_ladder_that_fails_outside_training_says_why(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.json"
+    empty.write_text("{}")
+    command = [sys.executable, "-m", "mxref_training.lab.worker", "numba", str(empty), str(empty)]
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     with warm.Popen(command, text=True, **pipes) as process:
-        _, said = process.communicate("{}")
+        _, said = process.communicate()
     assert process.returncode == 2
     assert "Traceback" in said
-    assert re.fullmatch(r"error: KeyError: '\w+' \(.*worker\.py, line \d+\)", said.splitlines()[-1])
+    assert re.fullmatch(r"error: KeyError: '\w+' \(.*arm\.py, line \d+\)", said.splitlines()[-1])

@@ -1,7 +1,8 @@
 """One run of a ladder: `python -m mxref_training.lab.worker BACKEND TOKENS RUN`, alone or on each rank of a torchrun.
 
-TOKENS is the JSON of `handed_over.to_table`, RUN that of `ArmRun.to_table`. Standard output carries the progress, one
-call of `ProgressSink` a line. Everything else is printed to standard error, which is the log of the run.
+TOKENS is a file with the JSON of `handed_over.to_table`, RUN one with that of `ArmRun.to_table`. Standard output
+carries the progress, one call of `ProgressSink` a line. Everything else is printed to standard error, which is the log
+of the run.
 
 The exit code is 0 if the run has its result, 130 after an interrupt, and 2 after an error, whose last line says what
 failed.
