@@ -63,7 +63,7 @@ demo: demo-takes $(RUNS)  ## train the ladder `demo` on 2 CPU cores and write ru
 	    --set 'data.train=$(DATA)' $(if $(VAL),--set 'data.val=$(VAL)') $(if $(TOKENIZER),--set 'data.tokenizer=$(TOKENIZER)') --out '$(OUT)'
 
 demo-takes:
-	@echo 'make demo: $(if $(wildcard $(RUNS)),,2 minutes and 1.5 GB for $(VENV) with the CPU build of PyTorch, then )6 minutes and 0.1 GB on 2 cores'
+	@echo 'make demo: $(if $(wildcard $(RUNS)),,2 minutes and 1.5 GB for $(VENV) with the CPU build of PyTorch, then )4 to 5 minutes and 0.1 GB on 2 cores'
 
 # Many processes of the tests import the packages. Each would compile them anew where PYTHONDONTWRITEBYTECODE is set.
 test: $(STAMP)  ## prove the bits, and everything around them (NEWEST=1: on the newest releases of PyTorch, Triton and the rest)
