@@ -93,18 +93,14 @@ def _read(path: str) -> dict[str, Any]:
 def _train(backend: str, tokens: dict[str, Any], table: dict[str, Any], progress: PipeProgress) -> int:
     from mxref.errors import MxrefError
     from mxref_training.distributed.connect import connected, started_ranks
-    from mxref_training.distributed.failing import one_error
-    from mxref_training.errors import PeerStopped
     from mxref_training.interrupt import Interrupted
 
     try:
-        with connected(started_ranks()) as ranks, one_error(ranks):
+        with connected(started_ranks()) as ranks:
             _train_run(backend, tokens, table, progress, ranks)
     except Interrupted as err:
         print(f"interrupted: {err}", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except PeerStopped:  # the rank that failed says why
-        return EXIT_ERROR
     except MxrefError as err:
         print(f"error: {err}", file=sys.stderr)
         return EXIT_ERROR
