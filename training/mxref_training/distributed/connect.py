@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,12 @@ _LET_IT_SPEAK = 5
 """Seconds that a rank stays after another one has failed, whose error then is the first that `torchrun` finds.
 
 `torchrun` ends all ranks when the first one has ended, and calls that one the root cause.
+"""
+_FREEING = 0.5
+"""Seconds that gloo's threads have at the end of a process to free the tensors of their last collectives.
+
+They need the interpreter for that. PyTorch keeps the threads of a group that is destroyed, and one that asks for the
+interpreter when it is ending aborts a process whose run is complete.
 """
 _CONNECTING = timedelta(minutes=10)
 """How long a rank tries to reach the others at first. They start together, but may import slowly."""
@@ -99,6 +106,7 @@ def connected(ranks: Ranks) -> Iterator[Ranks]:
         raise ConfigError(
             f"the ranks cannot connect to each other: {raised_text(err)}{_between_hosts(ranks)}"
         ) from err
+    atexit.register(time.sleep, _FREEING)
     try:
         with one_error(ranks):
             yield ranks
