@@ -56,6 +56,8 @@ SHORT = {
     r"mxref ablate paper .*--branch": "--set run.steps=4 --set 'branch.moments=[\"50%\"]' --set branch.updates=2 "
     "--arms all --set model.layers=1 --set run.eval_every=1 --set run.eval_tokens=256 --set run.batch=4 "
     "--set run.seq_len=32",
+    r"mxref ablate paper .*tokenizer\.json": "--set run.steps=2 --arms fp8,all --set model.layers=1 "
+    "--set run.eval_every=1 --set run.eval_tokens=256 --set run.batch=4 --set run.seq_len=32 --set model.vocab=512",
     r"mxref ablate paper(?!.*--list)": "--set run.steps=2 --arms fp8,all --set model.layers=1 --set run.eval_every=1 "
     "--set run.eval_tokens=256 --set run.batch=4 --set run.seq_len=32",
     r"mxref ablate ladder.toml(?!.*--list)": "--set run.steps=6 --set run.eval_every=2 --set run.eval_tokens=256",

@@ -213,6 +213,11 @@ def test_two_at_a_time_give_the_results_of_one_after_another(
     assert said == [f"[{i}/3] {arm}: finished before, kept" for i, arm in enumerate(ARMS, 1)]
 
 
+def test_a_run_alone_takes_the_threads_that_a_process_has(files: Path, tmp_path: Path) -> None:
+    found = ablate(files, tmp_path, "--arms", "fp8", "--backend", "numba", "--set", "run.threads=0")
+    assert found.exit_code == 0, found.output
+
+
 def test_a_killed_child_is_reported_the_others_finish_and_it_resumes(
     files: Path, unbroken: Path, tmp_path: Path
 ) -> None:

@@ -327,7 +327,8 @@ class _Child:
     @classmethod
     def start(cls, slot: Slot, run: ArmRun, sink: ProgressSink, backend: str, tokens: Path) -> _Child:
         """Start the process of a run, whose directory is prepared."""
-        environment = os.environ | {name: str(run.config.run.threads) for name in THREAD_VARIABLES}
+        threads = run.config.run.threads  # 0: as many as a process has by itself
+        environment = os.environ | ({name: str(threads) for name in THREAD_VARIABLES} if threads else {})
         environment |= slot.environment
         # The child gets this process's import path; its working directory stays out of it.
         environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
