@@ -53,7 +53,7 @@ EXCEPTED = {
 SHORT = {
     r"mxref train demo": "--set run.steps=10 --set model.layers=1 --set run.eval_tokens=256 --set run.eval_every=2",
     r"mxref train tiny(?!.*--dry-run)": "--set run.steps=10 --set run.eval_tokens=256",
-    r"mxref ablate paper .*--branch": "--set run.steps=4 --set 'branch.moments=[\"50%\"]' --set branch.updates=2 "
+    r"mxref ablate paper .*--branch": '--set run.steps=4 --set branch.moments=["50%"] --set branch.updates=2 '
     "--arms all --set model.layers=1 --set run.eval_every=1 --set run.eval_tokens=256 --set run.batch=4 "
     "--set run.seq_len=32",
     r"mxref ablate paper .*tokenizer\.json": "--set run.steps=2 --arms fp8,all --set model.layers=1 "
