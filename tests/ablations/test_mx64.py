@@ -66,7 +66,7 @@ def test_both_registered_rules_hold_by_plain_arithmetic() -> None:
     assert mean <= -0.015
     assert bounds["left"][2] < 0.02
     assert [round((bounds[name][2] - bounds[name][0]) / 2, 3) for name in ("helps", "left")] == [0.008, 0.009]
-    assert "From `mx64`'s pairs alone they are ± 0.009 or less at 20M." in PAGE
+    assert "At 20M `mx64`'s own pairs alone give at most ± 0.009." in PAGE
     # The protocol's spread is the pooled one, which no arm left.
     assert results("mx64")["spread"]["loss"]["outside"] == []
     helps, left = (contrast("mx64", name)["loss"] for name in ("helps", "left"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -274,3 +275,14 @@ def test_even_signs_spread_the_mean_and_fixed_signs_leave_no_row_constant() -> N
         for operand in (0, 2, 4):
             drawn = draw_rotation(16, SignPolicy.FIXED, Stream(seed, step=7, layer=3, operand=operand))
             assert max(row_sums(drawn.vector())) <= 10, (seed, operand)
+
+
+def test_the_array_job_has_every_run_of_its_ladder() -> None:
+    text = (Path(__file__).parents[2] / "docs/examples/ladder.sbatch").read_text(encoding="utf-8")
+    arms = re.search(r"(?s)ARMS=\((.*?)\)", text)
+    last = re.search(r"--array=0-(\d+)", text)
+    assert arms
+    assert last
+    ladder = load_ladder("paper_8b")
+    assert arms[1].split() == [arm.name for arm in ladder.arm]
+    assert int(last[1]) + 1 == sum(arm.seeds for arm in ladder.arm)

@@ -157,7 +157,7 @@ def ablate(
       mxref ablate paper --set data.train=text.jsonl --set data.val=held_out.jsonl
       mxref ablate paper --jobs auto                    a run on every core
       mxref ablate paper --jobs 4                       on GPUs: four runs on each
-      mxref ablate paper_8b --gpus-per-run 8            each run on eight GPUs
+      mxref ablate paper_8b --gpus-per-run 8 --set run.micro_batch=8
       mxref ablate paper --collect one two --out all    results of two machines
       mxref ablate paper --estimate                     what the runs will cost
       mxref ablate paper --branch --set branch.updates=100
