@@ -13,7 +13,8 @@ from typing import Any
 
 from mxref.backend import Backend
 from mxref.tomlio import build
-from mxref_training.config import TrainConfig, load_config
+from mxref_training.config import TrainConfig
+from mxref_training.config_files import load_config
 from mxref_training.errors import DivergedError
 from mxref_training.lab import branches, study
 from mxref_training.lab.ladder import Ladder

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from mxref.cli import main
 from mxref_training.checkpoint import CheckpointStore
-from mxref_training.config import TrainConfig
-from mxref_training.dimensions import ModelConfig, RopeScaling
+from mxref_training.config import ModelConfig, RopeScaling, TrainConfig
 from mxref_training.model.llama import Llama
 from training_setup import CONFIG, VOCAB, change, newest, run
 

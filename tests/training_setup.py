@@ -14,10 +14,9 @@ import numpy as np
 from mxref.discovery import get_backend
 from mxref.recipe import Recipe
 from mxref.recipe_files import load_recipe, recipe_from_table
-from mxref_training.config import OptimConfig, RunConfig, TrainConfig
+from mxref_training.config import ModelConfig, OptimConfig, RunConfig, TrainConfig
 from mxref_training.data import Tokens
 from mxref_training.data.corpus import TokenCorpus
-from mxref_training.dimensions import ModelConfig
 from mxref_training.errors import DataError
 from mxref_training.progress import ProgressSink
 from mxref_training.trainer import TrainResult, train

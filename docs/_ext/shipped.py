@@ -20,7 +20,8 @@ from mxref.recipe import Recipe
 from mxref.recipe_files import load_recipe, shipped_recipes
 from mxref.roles import OPERANDS, GemmRole
 from mxref.tomlio import to_table
-from mxref_training.config import PRESETS, TrainConfig, load_config, names
+from mxref_training.config import TrainConfig
+from mxref_training.config_files import PRESETS, load_config, names
 from mxref_training.lab.ladder import SHIPPED, Arm, Ladder, load_ladder
 from mxref_training.model.llama import parameter_count
 from mxref_training.treatment import describe

@@ -14,7 +14,7 @@ import pytest
 from ablations import conclusions, front, ladders, probes, raw
 from ablations.conclusions import signed, verdict, within
 from ablations.sentences import contrasts
-from mxref_training.config import load_config
+from mxref_training.config_files import load_config
 from mxref_training.lab.ladder import load_ladder
 from mxref_training.probe.results import rows
 

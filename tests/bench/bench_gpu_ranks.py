@@ -35,21 +35,19 @@ import mxref_torch
 from bench.bench_gpu_step import find, gpu_time, machine, wait
 from bench.spans import kernels_of, shares
 from bench.step import config_of, with_run
-from mxref_training.config import Compile, Recompute, TrainConfig
-from mxref_training.device import choose_device, made_current
+from mxref_training.config import Compile, ParallelConfig, Recompute, TrainConfig
+from mxref_training.device import choose_device, deterministic, fixed_choices, made_current
 from mxref_training.distributed import sharded
 from mxref_training.distributed.connect import connected, started_ranks
 from mxref_training.distributed.failing import one_error
-from mxref_training.distributed.layout import check_layout
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.distributed.sharded import own_part
 from mxref_training.distributed.share import Share
 from mxref_training.errors import DivergedError
-from mxref_training.loss import compiled_loss
+from mxref_training.layout import check_layout
 from mxref_training.model.llama import Llama, flops_per_token, parameter_count
-from mxref_training.numerics import deterministic, fixed_choices
+from mxref_training.model.loss import compiled_loss
 from mxref_training.optim import make_optimizer
-from mxref_training.parallel import ParallelConfig
 from mxref_training.steps import CapturedSteps, EagerSteps, Steps, Taken
 
 WARM_UP = 2

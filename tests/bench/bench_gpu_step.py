@@ -41,10 +41,9 @@ from mxref.errors import MxrefError
 from mxref.gemm import gemm_profile
 from mxref.recipe_files import load_recipe
 from mxref_training.config import TrainConfig
-from mxref_training.device import choose_device
+from mxref_training.device import choose_device, deterministic
 from mxref_training.environment import device_name
 from mxref_training.model.llama import Llama, parameter_count
-from mxref_training.numerics import deterministic
 
 RECIPES = (
     "plain@whole", "plain@captured-whole", "torchao-fp8@whole", "torchao-fp8@captured-whole",

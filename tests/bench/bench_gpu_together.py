@@ -45,9 +45,8 @@ def worker(model_name: str, recipe: str, mode: str, backend_name: str) -> None:
     from bench.bench_gpu_step import WARM_UP, find, wait
     from bench.peers import PEERS
     from bench.step import Mode, Steps, config_of
-    from mxref_training.device import choose_device
+    from mxref_training.device import choose_device, deterministic
     from mxref_training.model.llama import Llama
-    from mxref_training.numerics import deterministic
 
     config = config_of(model_name)
     backend = mxref.get_backend(backend_name)

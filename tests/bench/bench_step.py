@@ -29,8 +29,8 @@ import mxref_torch
 from bench.step import PARTS, PHASES, Steps, config_of, timed_parts
 from mxref.recipe_files import load_recipe
 from mxref_training.config import TrainConfig
+from mxref_training.device import deterministic
 from mxref_training.model.llama import Llama
-from mxref_training.numerics import deterministic
 
 _WIDE = 160
 

@@ -17,11 +17,12 @@ from bench.peers import make_linear
 from mxref_torch import CapturedStep, StepContext
 from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_torch.operators import blocks, dense
-from mxref_training.config import Compile, TrainConfig, load_config
+from mxref_training.config import Compile, TrainConfig
+from mxref_training.config_files import load_config
 from mxref_training.errors import DivergedError
 from mxref_training.evaluate import cross_entropy
-from mxref_training.loss import compiled_loss
 from mxref_training.model.llama import Llama
+from mxref_training.model.loss import compiled_loss
 from mxref_training.optim import clip_gradients, learning_rate, make_optimizer, set_learning_rate
 
 PHASES = ("forward", "backward", "optimizer")

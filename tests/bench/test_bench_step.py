@@ -19,8 +19,7 @@ from mxref.recipe_files import load_recipe
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_torch.operators import blocks, dense
-from mxref_training.config import OptimConfig, RunConfig, TrainConfig
-from mxref_training.dimensions import ModelConfig
+from mxref_training.config import ModelConfig, OptimConfig, RunConfig, TrainConfig
 from mxref_training.errors import DivergedError
 from mxref_training.model.llama import Llama
 

@@ -109,7 +109,7 @@ def saved(page: str, name: str) -> Callable[[Path], None]:
 
 def configured(folder: Path) -> None:
     """A configuration, a tokenizer and texts of the reader's own."""
-    from mxref_training.config import PRESETS
+    from mxref_training.config_files import PRESETS
     from mxref_training.data import train_tokenizer
 
     arrays(folder)

@@ -14,7 +14,7 @@ pytest.importorskip("mxref_training")
 import data_files
 from data_files import make_texts, write
 from mxref.cli import main
-from mxref_training.config import load_config
+from mxref_training.config_files import load_config
 from mxref_training.data import train_tokenizer
 from mxref_training.data.documents import survey
 from places import ROOT

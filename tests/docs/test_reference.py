@@ -17,7 +17,8 @@ import shipped
 
 from mxref.recipe_files import load_recipe, recipe_from_table, shipped_recipes
 from mxref.tomlio import merge
-from mxref_training.config import PRESETS, TrainConfig
+from mxref_training.config import TrainConfig
+from mxref_training.config_files import PRESETS
 from mxref_training.lab.ladder import SHIPPED, load_ladder
 from places import ROOT
 

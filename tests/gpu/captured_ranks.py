@@ -17,8 +17,8 @@ from mxref.recipe_files import load_recipe
 from mxref_torch import CapturedStep
 from mxref_torch.captured.graph import StepRunner
 from mxref_training import steps
+from mxref_training.config import ParallelConfig
 from mxref_training.distributed.connect import connected, started_ranks
-from mxref_training.parallel import ParallelConfig
 from training_setup import CONFIG, change, run
 
 MODEL = replace(CONFIG.model, layers=3, width=512, heads=8, kv_heads=8, ffn=512)

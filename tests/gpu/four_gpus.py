@@ -15,10 +15,9 @@ import torch
 
 from gpu.two_gpus import RECIPES, SR_H16, config_of
 from mxref.discovery import get_backend
-from mxref_training.config import TrainConfig
+from mxref_training.config import ParallelConfig, TrainConfig
 from mxref_training.distributed.connect import connected, started_ranks
 from mxref_training.distributed.ranks import Ranks
-from mxref_training.parallel import ParallelConfig
 from training_setup import run
 
 STEPS = 6

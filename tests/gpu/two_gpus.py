@@ -16,10 +16,9 @@ import torch
 from mxref.discovery import get_backend
 from mxref.recipe import Recipe
 from mxref.recipe_files import load_recipe, recipe_from_table
-from mxref_training.config import TrainConfig
+from mxref_training.config import ParallelConfig, TrainConfig
 from mxref_training.distributed.connect import connected, started_ranks
 from mxref_training.distributed.ranks import Ranks
-from mxref_training.parallel import ParallelConfig
 from training_setup import CONFIG, change, run
 
 LAYOUTS = {"shard": (1, 2, 1), "replicate": (2, 1, 1), "tensor": (1, 1, 2)}

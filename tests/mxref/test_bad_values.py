@@ -19,16 +19,8 @@ from mxref.recipe import DgradSpec, FpropSpec, OperandSpec, Recipe, WgradSpec
 from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref.roles import OPERANDS
 from mxref.tomlio import MAX_DEPTH, build, dumps, merge, read_toml, to_table
-from mxref_training.config import (
-    PRESETS,
-    DataConfig,
-    OptimConfig,
-    RunConfig,
-    TrainConfig,
-    config_from_table,
-    load_config,
-)
-from mxref_training.dimensions import ModelConfig, RopeScaling
+from mxref_training.config import DataConfig, ModelConfig, OptimConfig, RopeScaling, RunConfig, TrainConfig
+from mxref_training.config_files import PRESETS, config_from_table, load_config
 from mxref_training.errors import ConfigError
 from mxref_training.lab.ladder import Arm, Claim, Ladder, LossTarget, TrainOverlay, load_ladder
 

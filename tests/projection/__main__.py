@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from mxref.errors import MxrefError
-from mxref_training.config import load_config
+from mxref_training.config_files import load_config
 from projection import counted
 from projection.assumptions import Assumptions, Machine
 from projection.compare import Projection, bounds, compare

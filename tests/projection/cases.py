@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
 from bench.records import newest, read
-from mxref_training.dimensions import ModelConfig
+from mxref_training.config import ModelConfig
 from places import ROOT
 from projection import counted
 from projection.__main__ import projection_of

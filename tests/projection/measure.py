@@ -20,8 +20,8 @@ from mxref.errors import MxrefError
 from mxref.mxarray import MXArray
 from mxref.recipe import GemmProfile, OperandSpec
 from mxref.steps.scale import ScaleRule
-from mxref_training.config import load_config
-from mxref_training.dimensions import ModelConfig
+from mxref_training.config import ModelConfig
+from mxref_training.config_files import load_config
 from mxref_triton.backend import TritonBackend, backend
 from mxref_triton.lane.gfx950 import is_gfx950
 from mxref_triton.products.bounded import BoundedWay

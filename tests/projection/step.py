@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from mxref.formats import BF16, FP8, MXFP4, MXFP6_E2M3, OperandFormat
-from mxref_training.config import TrainConfig
-from mxref_training.dimensions import ModelConfig
+from mxref_training.config import ModelConfig, TrainConfig
 from mxref_training.errors import ConfigError
 from mxref_training.model.llama import layer_matmul_parameters, parameter_count
 from projection.assumptions import Assumptions, Machine

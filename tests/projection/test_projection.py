@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
 from mxref.errors import FileFormatError
-from mxref_training.config import load_config
+from mxref_training.config_files import load_config
 from mxref_training.model.llama import Llama, flops_per_token
 from projection import roofline
 from projection.assumptions import Assumptions, Level, Machine

@@ -29,7 +29,7 @@ try:
     runpy.run_module("projection.measure", run_name="__main__")
 except SystemExit as end:
     assert not end.code
-from mxref_training.config import load_config
+from mxref_training.config_files import load_config
 from mxref_triton import TritonBackend
 from mxref_triton.products import matrix_cores, scale_range
 from projection import measure

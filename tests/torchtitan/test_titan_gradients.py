@@ -13,7 +13,7 @@ from torchtitan.models.llama3 import model_registry
 from mxref_torch import convert
 from mxref_torch.layer.linear import MXLinear
 from mxref_torch.torchtitan import ModuleMXLinear, MXLinearConverter
-from mxref_training.dimensions import ModelConfig
+from mxref_training.config import ModelConfig
 from mxref_training.model.llama import Llama
 
 SHAPE = ModelConfig(layers=6, width=256, heads=16, kv_heads=16, ffn=768, vocab=2048, max_seq=64)

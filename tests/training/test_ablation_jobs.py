@@ -30,6 +30,7 @@ from mxref.cli import main
 from mxref.tomlio import build
 from mxref_training.cli.ablate import REMOVED
 from mxref_training.config import TrainConfig
+from mxref_training.config_files import parse_override
 from mxref_training.distributed.ranks import SOLE
 from mxref_training.errors import ConfigError
 from mxref_training.interrupt import TOGETHER
@@ -39,7 +40,6 @@ from mxref_training.lab.display import BarsDisplay, LinesDisplay, default_displa
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.study import RESULTS, planned
 from mxref_training.lab.worker import PipeProgress
-from mxref_training.overrides import parse_override
 from training_setup import newest
 
 pytestmark = pytest.mark.usefixtures("warm_children")

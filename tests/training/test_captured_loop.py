@@ -17,7 +17,8 @@ from torch import nn
 
 from mxref.recipe_files import recipe_from_table
 from mxref_training import log
-from mxref_training.config import Compile, TrainConfig, load_config
+from mxref_training.config import Compile, TrainConfig
+from mxref_training.config_files import load_config
 from mxref_training.errors import CheckpointError, ConfigError
 from mxref_training.steps import CapturedSteps
 from training_setup import CONFIG, change, metrics, run

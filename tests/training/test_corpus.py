@@ -8,7 +8,8 @@ import pytest
 
 import data_files
 from data_files import make_texts, write
-from mxref_training.config import DataConfig, load_config
+from mxref_training.config import DataConfig
+from mxref_training.config_files import load_config
 from mxref_training.data.corpus import prepare_corpus
 from mxref_training.errors import ConfigError
 

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from mxref_torch.captured.step import CapturedStep, _Pending
-from mxref_training import numerics, trainer
+from mxref_training import device as devices
+from mxref_training import trainer
 from mxref_training.device import made_current
 from mxref_training.evaluate import CapturedEvaluation
 from training_setup import change, run
@@ -51,7 +52,7 @@ def test_a_run_is_built_and_trained_on_the_current_device(
             seen.append(current.copy())
             return super().go(*arguments)
 
-    monkeypatch.setattr(numerics, "made_current", entered)
+    monkeypatch.setattr(devices, "made_current", entered)
     monkeypatch.setattr(trainer, "TrainingRun", Watched)
     run(tmp_path / "run", config=change(steps=1, eval_every=1))
     assert seen == [[torch.device("cpu")]] * 2

@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 import torch
 
 from mxref.errors import MxrefError
-from mxref_training.numerics import deterministic
+from mxref_training.device import deterministic
 from mxref_triton.memory import DeviceMemoryError, asking, empty
 
 CPU = torch.device("cpu")

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 import data_files
 from exported import SCALED, TIED, exported, invoke, ours, refused, stored, trained, weights
 from mxref_training.checkpoint import GROUPS, file_facts, file_name, write_manifest
+from mxref_training.config import ModelConfig
 from mxref_training.data import Tokenizer
-from mxref_training.dimensions import ModelConfig
 from mxref_training.export import folder as export_folder
 from mxref_training.shards import Box, write_boxes
 from training_setup import CORPUS, VOCAB, files

@@ -22,7 +22,7 @@ from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref.roles import GemmRole
 from mxref.tomlio import to_table
 from mxref_torch import convert
-from mxref_training.config import RECIPES, names
+from mxref_training.config_files import RECIPES, names
 from mxref_training.errors import HuggingFaceError
 from mxref_training.export.packed import CONVENTIONS, packed_layers
 

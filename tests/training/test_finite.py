@@ -20,7 +20,8 @@ import mxref_torch
 from ablation_fakes import run_ladder
 from mxref_training import evaluate as evaluation
 from mxref_training.checkpoint import CheckpointStore
-from mxref_training.config import TrainConfig, config_from_table
+from mxref_training.config import TrainConfig
+from mxref_training.config_files import config_from_table
 from mxref_training.data import Tokens
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.errors import CheckpointError, ConfigError, DivergedError

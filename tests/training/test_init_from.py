@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from exported import SCALED, TIED, exported, invoke, short, stored, trained, weights
 from mxref.errors import MxrefError
 from mxref.tomlio import dumps, shown, to_table
-from mxref_training.config import load_config
+from mxref_training.config import ModelConfig
+from mxref_training.config_files import load_config
 from mxref_training.data import Loader
-from mxref_training.dimensions import ModelConfig
 from mxref_training.errors import CheckpointError, ConfigError, DivergedError, HuggingFaceError, RunError
 from mxref_training.huggingface.config_json import model_table, require_same_shape
 from mxref_training.huggingface.weights import Weights

@@ -14,8 +14,8 @@ from mxref.discovery import get_backend
 from mxref.errors import MxrefError
 from mxref.recipe_files import load_recipe
 from mxref_torch import convert
-from mxref_training.config import PRESETS, RECIPES, OptimConfig, Schedule, load_config, names
-from mxref_training.dimensions import ModelConfig, RopeScaling
+from mxref_training.config import ModelConfig, OptimConfig, RopeScaling, Schedule
+from mxref_training.config_files import PRESETS, RECIPES, load_config, names
 from mxref_training.errors import ConfigError
 from mxref_training.model.llama import Llama, flops_per_token, parameter_count, rope_frequencies
 from mxref_training.optim import clip_gradients, learning_rate, make_optimizer, parameter_groups

@@ -14,7 +14,7 @@ from mxref.errors import RecipeError
 from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref.tomlio import dumps
 from mxref_torch import LayerError
-from mxref_training.config import load_config
+from mxref_training.config_files import load_config
 from mxref_training.errors import CheckpointError
 from mxref_training.forecast import memory
 from mxref_training.log_files import read_lines

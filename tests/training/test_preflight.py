@@ -16,7 +16,8 @@ from mxref.discovery import get_backend
 from mxref.errors import MxrefError
 from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref_training import device
-from mxref_training.config import Compile, TrainConfig, load_config
+from mxref_training.config import Compile, TrainConfig
+from mxref_training.config_files import load_config
 from mxref_training.device import memory_limit
 from mxref_training.errors import CheckpointError, ConfigError
 from mxref_training.failures import known_errors

@@ -6,7 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from mxref_training.config import PRESETS, Compile, Schedule, load_config, names
+from mxref_training.config import Compile, Schedule
+from mxref_training.config_files import PRESETS, load_config, names
 from mxref_training.model.llama import parameter_count
 from mxref_training.optim import learning_rate
 

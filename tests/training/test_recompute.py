@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from mxref.recipe import Recipe
-from mxref_training.config import Compile, Recompute, load_config
+from mxref_training.config import Axes, Compile, Recompute
+from mxref_training.config_files import load_config
 from mxref_training.errors import ConfigError
 from mxref_training.forecast import memory
 from mxref_training.model.llama import Llama
-from mxref_training.parallel import Axes
 from training_setup import CONFIG, SR, change, metrics, run, weights
 
 

@@ -15,9 +15,9 @@ from mxref.discovery import get_backend
 from mxref.reference import ReferenceBackend
 from mxref_training import steps
 from mxref_training.config import Compile, TrainConfig
+from mxref_training.device import CUBLAS, compiler_threads, fixed_choices
 from mxref_training.errors import CheckpointError, ConfigError
 from mxref_training.failures import known_errors
-from mxref_training.numerics import CUBLAS, compiler_threads, fixed_choices
 from mxref_training.report.ladder.words import provenance
 from training_setup import change, metrics, run
 

@@ -19,7 +19,7 @@ from mxref.recipe_files import shipped_recipes
 from mxref.recipe_plan import RecipePlan
 from mxref.steps.hadamard import SignPolicy, draw_rotation
 from mxref.steps.random import Stream
-from mxref_training.config import load_config
+from mxref_training.config_files import load_config
 from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.ladder import load_ladder, shipped
 

@@ -15,10 +15,10 @@ from mxref.cli import main
 from mxref.discovery import get_backend
 from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
-from mxref_training.config import load_config
+from mxref_training.config import Axes
+from mxref_training.config_files import load_config
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.errors import ConfigError
-from mxref_training.parallel import Axes
 from mxref_training.preflight import converted_shape, preflight
 from training_setup import SR, change, run
 

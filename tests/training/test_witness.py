@@ -16,9 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mxref_training.config import OptimConfig, RunConfig, Schedule, TrainConfig
+from mxref_training.config import ModelConfig, OptimConfig, RunConfig, Schedule, TrainConfig
 from mxref_training.data.corpus import TokenCorpus
-from mxref_training.dimensions import ModelConfig
 from training_oracle import layer as oracle
 from training_setup import VOCAB, Vocabulary, lines, run, text
 

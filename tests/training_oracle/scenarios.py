@@ -15,9 +15,8 @@ from torch import nn
 import mxref_torch
 from mxref.discovery import get_backend
 from mxref.recipe_files import recipe_from_table
-from mxref_training.config import OptimConfig, RunConfig, Schedule, TrainConfig
+from mxref_training.config import ModelConfig, OptimConfig, RunConfig, Schedule, TrainConfig
 from mxref_training.data.corpus import TokenCorpus
-from mxref_training.dimensions import ModelConfig
 from mxref_training.model.llama import Llama
 from training_oracle import layer as oracle
 from training_oracle import model as model_oracle

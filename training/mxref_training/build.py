@@ -10,8 +10,8 @@ from mxref_training.data import SampleLoader
 from mxref_training.distributed import sharded
 from mxref_training.distributed.share import Share
 from mxref_training.evaluate import Evaluator
-from mxref_training.loss import compiled_loss
 from mxref_training.model.llama import Llama
+from mxref_training.model.loss import compiled_loss
 from mxref_training.open_run import OpenRun
 from mxref_training.optim import make_optimizer
 from mxref_training.resume import begin

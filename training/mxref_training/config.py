@@ -1,28 +1,135 @@
-"""Training configurations: frozen dataclasses filled from TOML, checked before anything is computed.
+"""Every key of a training configuration: frozen tables, checked when they are made.
 
-Every table goes through `mxref.tomlio`, so an unknown key names the nearest valid one, as in a recipe.
+`config_files` fills them from TOML.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 from mxref.errors import RecipeError
-from mxref.tomlio import build, merge, nearest, read_toml, shown, to_table
-from mxref_training import limits
-from mxref_training.dimensions import ModelConfig
+from mxref.tomlio import normalize
 from mxref_training.errors import ConfigError
-from mxref_training.huggingface.config_json import completed, require_same_shape
-from mxref_training.limits import check, require
-from mxref_training.overrides import parse_override
-from mxref_training.parallel import Axes, ParallelConfig
 
-PRESETS = Path(__file__).parent / "presets"
-RECIPES = Path(__file__).parent / "recipes"
+MAX_COUNT = 2**32 - 1
+"""Most of what is counted by the run; a step is a 32-bit word of the random streams."""
+MAX_STEP_TOKENS = 2**31
+MAX_LAYERS = 4096
+MAX_WIDTH = 2**24
+MAX_RANKS = 2**20
+MAX_THREADS = 1024
+"""OpenMP ends the process where the system refuses to start a thread."""
+
+# Limits of normal float32, in which a run computes.
+SMALLEST, LARGEST = 1.1754943508222875e-38, 3.4028234663852886e38
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ConfigError with the message unless the condition holds."""
+    if not condition:
+        raise ConfigError(message)
+
+
+def check(obj: Any, section: str, **limits: tuple[float, float]) -> None:
+    """Raise ConfigError, naming key, value and limit, unless all fields have their types and lie within limits."""
+    try:
+        normalize(obj, f"{section}.")
+    except RecipeError as err:
+        raise ConfigError(str(err)) from err
+    for name, (low, high) in limits.items():
+        value = getattr(obj, name)
+        if value is None or low <= value <= high:
+            continue
+        if value > high:
+            limit = f"above {high:,}" if isinstance(high, int) else f"above {high:.6g}"
+        elif low == 0:
+            limit = "negative"
+        else:
+            limit = f"below {low}" if low != SMALLEST or value > 0 else "no positive number"
+        raise ConfigError(f"{section}.{name} = {value} is {limit}")
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """The `llama3` stretching of rotary wavelengths, with the values of Llama 3.1."""
+
+    factor: float = 8.0
+    """How much the long wavelengths are stretched."""
+    low_freq_factor: float = 1.0
+    """Wavelengths above `original_max_position / low_freq_factor` are stretched in full."""
+    high_freq_factor: float = 4.0
+    """Wavelengths below `original_max_position / high_freq_factor` are not stretched."""
+    original_max_position: int = 8192
+    """Positions before stretching."""
+
+    def __post_init__(self) -> None:
+        check(
+            self,
+            "model.rope_scaling",
+            factor=(1, LARGEST),
+            high_freq_factor=(0, LARGEST),
+            original_max_position=(1, MAX_COUNT),
+        )
+        require(
+            0 < self.low_freq_factor < self.high_freq_factor,
+            f"model.rope_scaling: low_freq_factor = {self.low_freq_factor} must be positive and below "
+            f"high_freq_factor = {self.high_freq_factor}",
+        )
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape of a Llama 3 model."""
+
+    layers: int
+    """Decoder blocks."""
+    width: int
+    """Channels of the residual stream; a multiple of 2 `heads`."""
+    heads: int
+    """Heads of the attention."""
+    kv_heads: int
+    """Heads of keys and values, each shared by `heads` / `kv_heads` heads."""
+    ffn: int
+    """Width of the SwiGLU."""
+    vocab: int
+    """Tokens of the vocabulary."""
+    max_seq: int
+    """Positions that the rotary table holds."""
+    rope_theta: float = 500000.0
+    """Base of the rotary wavelengths."""
+    rope_scaling: RopeScaling | None = None
+    """The stretching of long wavelengths of Llama 3.1; none: no stretching."""
+    norm_eps: float = 1e-5
+    """Added to the mean square in RMSNorm."""
+    tie_embeddings: bool = False
+    """Use the embedding as the weight of `lm_head` too."""
+    init_std: float = 0.02
+    """Standard deviation of the initial weights."""
+    scale_output_init: bool = True
+    """Divide the standard deviation of `o_proj` and `down_proj` by sqrt(2 layers), as Megatron does."""
+
+    def __post_init__(self) -> None:
+        sizes = dict.fromkeys(("width", "heads", "kv_heads", "ffn", "vocab", "max_seq"), (1, MAX_WIDTH))
+        reals = dict.fromkeys(("norm_eps", "init_std", "rope_theta"), (SMALLEST, LARGEST))
+        check(self, "model", layers=(1, MAX_LAYERS), **sizes, **reals)
+        require(
+            self.width % (2 * self.heads) == 0,
+            f"model.width = {self.width} is not a multiple of 2 * model.heads = {2 * self.heads}: "
+            "rotary embeddings need an even number of channels in every head",
+        )
+        require(
+            self.heads % self.kv_heads == 0,
+            f"model.heads = {self.heads} is not a multiple of model.kv_heads = {self.kv_heads}",
+        )
+        require(self.rope_theta > 1, f"model.rope_theta = {self.rope_theta} must be above 1")
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one head."""
+        return self.width // self.heads
 
 
 @dataclass(frozen=True)
@@ -48,9 +155,9 @@ class DataConfig:
     """Processes that turn text into tokens; below 2, this process does."""
 
     def __post_init__(self) -> None:
-        from_zero = dict.fromkeys(("max_documents", "order_samples"), (0, limits.MAX_COUNT))
-        workers = (0, limits.MAX_THREADS)
-        check(self, "data", max_line_mib=(1, limits.MAX_COUNT), workers=workers, **from_zero)
+        from_zero = dict.fromkeys(("max_documents", "order_samples"), (0, MAX_COUNT))
+        workers = (0, MAX_THREADS)
+        check(self, "data", max_line_mib=(1, MAX_COUNT), workers=workers, **from_zero)
         for name in ("train", "val", "tokenizer"):
             require(
                 getattr(self, name) != "",
@@ -97,9 +204,9 @@ class OptimConfig:
     """Step at which the decay of `wsd` begins, and of no other schedule."""
 
     def __post_init__(self) -> None:
-        positive = dict.fromkeys(("lr", "eps"), (limits.SMALLEST, limits.LARGEST))
-        counts = dict.fromkeys(("warmup", "decay_steps"), (0, limits.MAX_COUNT))
-        reals = dict.fromkeys(("weight_decay", "clip"), (0, limits.LARGEST))
+        positive = dict.fromkeys(("lr", "eps"), (SMALLEST, LARGEST))
+        counts = dict.fromkeys(("warmup", "decay_steps"), (0, MAX_COUNT))
+        reals = dict.fromkeys(("weight_decay", "clip"), (0, LARGEST))
         check(self, "optim", **positive, **counts, min_lr_ratio=(0, 1), **reals)
         for name in ("beta1", "beta2"):
             require(0 <= getattr(self, name) < 1, f"optim.{name} = {getattr(self, name)} is outside [0, 1)")
@@ -110,7 +217,7 @@ class OptimConfig:
         )
         if self.decay_start is not None:
             require(
-                self.warmup <= self.decay_start < (self.decay_steps or limits.MAX_COUNT),
+                self.warmup <= self.decay_start < (self.decay_steps or MAX_COUNT),
                 f"optim.decay_start = {self.decay_start} is not from optim.warmup = {self.warmup} to a step before "
                 f"optim.decay_steps = {self.decay_steps}",
             )
@@ -197,16 +304,14 @@ class RunConfig:
     def __post_init__(self) -> None:
         from_one = ("steps", "batch", "seq_len", "eval_every", "eval_tokens", "keep", "log_every")
         from_zero = ("micro_batch", "checkpoint_every", "telemetry_every")
-        counts = dict.fromkeys(from_one, (1, limits.MAX_COUNT)) | dict.fromkeys(
-            from_zero, (0, limits.MAX_COUNT)
-        )
+        counts = dict.fromkeys(from_one, (1, MAX_COUNT)) | dict.fromkeys(from_zero, (0, MAX_COUNT))
         seeds = dict.fromkeys(("seed", "data_seed"), (0, 2**64 - 1))
         check(
             self,
             "run",
-            threads=(0, limits.MAX_THREADS),
+            threads=(0, MAX_THREADS),
             shadow=(0, 1),
-            spike=(0, limits.LARGEST),
+            spike=(0, LARGEST),
             **counts,
             **seeds,
         )
@@ -214,8 +319,8 @@ class RunConfig:
             self.init_from != "", "run.init_from is empty: give a folder, or leave it out for drawn weights"
         )
         require(
-            self.step_tokens <= limits.MAX_STEP_TOKENS,
-            f"run.batch * run.seq_len = {self.step_tokens:,} tokens per step are above {limits.MAX_STEP_TOKENS:,}",
+            self.step_tokens <= MAX_STEP_TOKENS,
+            f"run.batch * run.seq_len = {self.step_tokens:,} tokens per step are above {MAX_STEP_TOKENS:,}",
         )
         require(
             self.batch % self.sequences == 0,
@@ -262,6 +367,84 @@ class RunConfig:
         return self.seed if self.data_seed is None else self.data_seed
 
 
+LAYOUT = "parallel"
+"""The key of a run's identity that holds the axes of its ranks. A run may go on with other axes."""
+
+
+class Axes(NamedTuple):
+    """Ranks along each axis of the mesh, the slowest first."""
+
+    replicate: int
+    shard: int
+    tensor: int
+
+    @property
+    def data(self) -> int:
+        """Ranks that have sequences of their own."""
+        return self.replicate * self.shard
+
+    @property
+    def whole(self) -> bool:
+        """Whether each rank holds the whole model."""
+        return self.shard == self.tensor == 1
+
+    @property
+    def ranks(self) -> int:
+        """All ranks."""
+        return prod(self)
+
+
+ONE = Axes(1, 1, 1)
+"""One process."""
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """Ranks along the three axes of the mesh; 0 or -1 on one axis takes the ranks that the others leave."""
+
+    replicate: int = 1
+    """Groups of ranks that each hold all weights; gradients are added over them. With `shard` and `tensor` 1 a group is
+    one rank, whose weights are never gathered; else the groups are those of HSDP."""
+    shard: int = 0
+    """Ranks over which each layer's weights, gradients and moments are split (FSDP)."""
+    tensor: int = 1
+    """Ranks that compute a layer together, each with a part of its rows or columns."""
+    keep_gathered: bool = False
+    """Whether layers that a forward pass gathered stay so until the backward pass. They are gathered once, not twice,
+    and a rank holds the weights of all layers, 4 bytes for each parameter."""
+
+    def __post_init__(self) -> None:
+        check(self, "parallel", **dict.fromkeys(("replicate", "shard", "tensor"), (-1, MAX_RANKS)))
+        left = [name for name in ("replicate", "shard", "tensor") if getattr(self, name) < 1]
+        require(
+            len(left) <= 1,
+            f"parallel.{' and parallel.'.join(left)} are 0 or -1, and only one axis can take the ranks that are left",
+        )
+
+    def axes(self, ranks: int) -> Axes:
+        """Return the ranks along each axis of a run of so many ranks.
+
+        Raises:
+            ConfigError: the product is another number, or no number makes it so.
+        """
+        wanted = (self.replicate, self.shard, self.tensor)
+        given = prod(n for n in wanted if n > 0)
+        if ranks % given == 0:
+            found = Axes(*(n if n > 0 else ranks // given for n in wanted))
+            if found.ranks == ranks:
+                return found
+        shown = " * ".join(
+            f"{name} {n if n > 0 else 'rest'}"
+            for name, n in zip(("replicate", "shard", "tensor"), wanted, strict=True)
+        )
+        number = "1 rank" if ranks == 1 else f"{ranks} ranks"
+        multiple = "" if min(wanted) > 0 else "a multiple of "
+        raise ConfigError(
+            f"parallel: {shown} does not make {number}: start {multiple}{given} by torchrun --nproc-per-node, or "
+            "change the table parallel; an axis of 0 takes the ranks that are left"
+        )
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """Everything about a run but the recipe."""
@@ -283,48 +466,3 @@ class TrainConfig:
     def axes(self, ranks: int) -> Axes:
         """Return the ranks along each axis of a run of so many ranks; ConfigError as of `ParallelConfig.axes`."""
         return (self.parallel or ParallelConfig()).axes(ranks)
-
-
-def config_from_table(table: Mapping[str, Any], where: str = "config") -> TrainConfig:
-    """Return the configuration of a TOML table; ConfigError names the table and the key."""
-    try:
-        return build(TrainConfig, table, where)
-    except RecipeError as err:
-        raise ConfigError(str(err)) from err
-
-
-def load_config(source: str | Path, overrides: Sequence[str | Mapping[str, Any]] = ()) -> TrainConfig:
-    """Return a training configuration.
-
-    Args:
-        source: a TOML file, or the name of a preset.
-        overrides: laid over it in order: `section.key=value`, whose value is TOML, or a string where it does
-            not parse as TOML; or a nested table.
-
-    Raises:
-        ConfigError: an unknown preset, key or value; FileFormatError: a file that cannot be read.
-        HuggingFaceError: the folder that `run.init_from` names holds no such model.
-    """
-    path = _find(source, PRESETS, "preset")
-    table = read_toml(path)
-    for override in overrides:
-        table = merge(table, parse_override(override, TrainConfig) if isinstance(override, str) else override)
-    config = config_from_table(completed(table), path.name)
-    if config.run.init_from is not None:
-        require_same_shape(to_table(config.model), Path(config.run.init_from))
-    return config
-
-
-def names(folder: Path) -> list[str]:
-    """Return the names of the presets or recipes in a folder of the package, sorted."""
-    return sorted(path.stem for path in folder.glob("*.toml"))
-
-
-def _find(source: str | Path, folder: Path, kind: str) -> Path:
-    path = Path(source)
-    if path.suffix == ".toml" or len(path.parts) > 1:
-        return path
-    if str(source) not in (known := names(folder)):
-        hint = nearest(str(source), known)
-        raise ConfigError(f"unknown {kind} {shown(str(source))}{hint}; a file's name must end in .toml")
-    return folder / f"{source}.toml"

@@ -20,7 +20,7 @@ import mxref_torch
 from mxref_torch.captured.graph import capturing
 from mxref_training.data import sequential_batches
 from mxref_training.distributed.share import ALONE, Share, added
-from mxref_training.loss import cross_entropy
+from mxref_training.model.loss import cross_entropy
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,12 +13,10 @@ from mxref.formats import BF16, OperandFormat
 from mxref.recipe import OperandSource, Recipe, Span
 from mxref.roles import GemmRole
 from mxref_torch.layer.operands import KINDS
-from mxref_training import limits
-from mxref_training.config import Compile, Recompute, TrainConfig
+from mxref_training.config import LARGEST, MAX_RANKS, ONE, Axes, Compile, Recompute, TrainConfig, require
 from mxref_training.data.preview import described
 from mxref_training.model import llama
 from mxref_training.optim import learning_rate
-from mxref_training.parallel import ONE, Axes
 from mxref_training.treatment import describe
 from mxref_training.wording import counted, si
 
@@ -150,7 +148,7 @@ def require_memory(
         way_out = less_memory(config)
     who = f"{runs} runs at a time need" if runs > 1 else "the run needs"
     who = f"each of {axes.ranks} ranks needs" if axes.ranks > 1 else who
-    limits.require(
+    require(
         need.total * runs <= available,
         f"{who} about {si(need.total * runs)}B of memory and there are {si(available)}B: {si(state)}B for weights, "
         f"gradients and moments of {llama.parameter_count(config.model):,} parameters, "
@@ -184,11 +182,11 @@ class Mesh:
 
     def __post_init__(self) -> None:
         for name, value, high in (
-            ("--ranks", self.ranks, limits.MAX_RANKS),
-            ("--peak-tflops", self.peak_tflops, limits.LARGEST),
+            ("--ranks", self.ranks, MAX_RANKS),
+            ("--peak-tflops", self.peak_tflops, LARGEST),
             ("--utilisation", self.utilisation, 1),
         ):
-            limits.require(0 < value <= high, f"{name} {value} must be above 0 and at most {high:,}")
+            require(0 < value <= high, f"{name} {value} must be above 0 and at most {high:,}")
 
 
 def dry_run(

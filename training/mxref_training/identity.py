@@ -11,12 +11,11 @@ from typing import Any
 from mxref.backend import Backend
 from mxref.recipe import Recipe
 from mxref.tomlio import to_table
-from mxref_training.config import Compile, Schedule, TrainConfig
+from mxref_training.config import LAYOUT, Compile, Schedule, TrainConfig
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.environment import differences, environment
 from mxref_training.huggingface.weights import Weights
 from mxref_training.model.llama import flops_per_token, parameter_count
-from mxref_training.parallel import LAYOUT
 from mxref_training.sources import backend_identity
 
 

@@ -9,9 +9,9 @@ import torch
 
 from mxref.backend import Backend
 from mxref.recipe import Recipe
-from mxref_training.agreement import require_agreement, require_same_draws, require_shared
 from mxref_training.config import TrainConfig
 from mxref_training.data.corpus import TokenCorpus
+from mxref_training.distributed.agreement import require_agreement, require_same_draws, require_shared
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.environment import changed_environment, device_name
 from mxref_training.errors import CheckpointError, start_over

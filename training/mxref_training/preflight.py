@@ -9,16 +9,14 @@ import torch
 import mxref_torch
 from mxref.backend import Backend
 from mxref.recipe import Recipe
-from mxref_training.config import TrainConfig
+from mxref_training.config import Axes, TrainConfig
 from mxref_training.data.preview import require_readable
 from mxref_training.device import choose_device, memory_limit
 from mxref_training.distributed import sharded
-from mxref_training.distributed.layout import check_layout
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.forecast import require_memory
+from mxref_training.layout import check_layout, require_whole_blocks
 from mxref_training.model import llama, pretrained
-from mxref_training.parallel import Axes
-from mxref_training.whole_blocks import require_whole_blocks
 
 
 def preflight(

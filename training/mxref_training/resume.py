@@ -9,11 +9,11 @@ import torch
 
 from mxref_torch import StepContext
 from mxref_training.checkpoint import Snapshot
+from mxref_training.config import LAYOUT
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.finite import require_finite_start
 from mxref_training.model import pretrained
 from mxref_training.open_run import OpenRun
-from mxref_training.parallel import LAYOUT
 from mxref_training.run_state import RunState
 from mxref_training.wording import counted
 

@@ -10,9 +10,9 @@ from mxref.backend import Backend
 from mxref.recipe import Recipe
 from mxref_training.config import TrainConfig
 from mxref_training.data import corpus as tokens
+from mxref_training.device import fixed_numerics
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.failures import explained
-from mxref_training.numerics import fixed_numerics
 from mxref_training.open_run import OpenRun
 from mxref_training.preflight import preflight
 from mxref_training.progress import ProgressSink, default_progress, reporting

@@ -12,7 +12,7 @@ from mxref.recipe_files import load_recipe
 from mxref.reference import ReferenceBackend
 from mxref.steps.scale import bump_above
 from mxref_torch.conversion.convert import require_supported
-from mxref_training.config import RECIPES, names
+from mxref_training.config_files import RECIPES, names
 from mxref_triton.backend import TritonBackend
 from mxref_triton.lane.treatment import Output, treatment
 

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref_torch import CapturedStep, StepOutcome, convert
-from mxref_training.config import TrainConfig
+from mxref_training.config import Axes, ParallelConfig, TrainConfig
 from mxref_training.distributed import sharded
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.distributed.sharded import is_split
 from mxref_training.distributed.share import Share, team_of
 from mxref_training.model.llama import Llama
-from mxref_training.parallel import Axes, ParallelConfig
 from mxref_training.shards import opened
 from ranged import Ranged
 from training_setup import CONFIG, change, lines, metrics, run

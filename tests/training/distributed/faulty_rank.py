@@ -13,7 +13,8 @@ from typing import Any
 import torch.distributed as dist
 
 from mxref.cli import main
-from mxref_training import agreement, checkpoint, steps
+from mxref_training import checkpoint, steps
+from mxref_training.distributed import agreement
 
 STEP = 4
 """The step in which a rank fails."""

@@ -14,13 +14,12 @@ from operands import assembled, kept
 from mxref.recipe import Recipe
 from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref_torch import convert
-from mxref_training.config import Recompute, TrainConfig
+from mxref_training.config import ParallelConfig, Recompute, TrainConfig
 from mxref_training.distributed import sharded
 from mxref_training.distributed.connect import connected, started_ranks
-from mxref_training.distributed.layout import check_layout
 from mxref_training.distributed.ranks import Ranks
+from mxref_training.layout import check_layout
 from mxref_training.model.llama import Llama
-from mxref_training.parallel import ParallelConfig
 from training_setup import CONFIG, SR, change, lines, metrics, run
 
 MODEL = replace(CONFIG.model, layers=2, width=128, heads=4, ffn=192)

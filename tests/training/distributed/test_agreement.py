@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mxref_training import agreement
-from mxref_training.agreement import require_agreement, require_same_draws, require_shared
+from mxref_training.distributed import agreement
+from mxref_training.distributed.agreement import require_agreement, require_same_draws, require_shared
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.errors import CheckpointError, ConfigError
 from rank_threads import on_ranks

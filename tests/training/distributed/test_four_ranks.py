@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mxref_torch import convert
+from mxref_training.config import Axes
 from mxref_training.distributed import sharded
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.distributed.share import Share, clip_split_gradients
 from mxref_training.model.llama import Llama
-from mxref_training.parallel import Axes
 from rank_threads import on_ranks
 from training_setup import CONFIG
 

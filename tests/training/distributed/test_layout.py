@@ -13,15 +13,15 @@ from click.testing import CliRunner
 from mxref.cli import main
 from mxref.recipe_files import load_recipe
 from mxref.tomlio import to_table
-from mxref_training.config import Compile, load_config
-from mxref_training.distributed.layout import check_layout
+from mxref_training.config import Axes, Compile, ParallelConfig
+from mxref_training.config_files import load_config
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.distributed.share import Share, added
 from mxref_training.errors import ConfigError
 from mxref_training.forecast import memory
 from mxref_training.huggingface.config_json import config_json
+from mxref_training.layout import check_layout
 from mxref_training.model.llama import Llama, parameter_count
-from mxref_training.parallel import Axes, ParallelConfig
 
 
 @pytest.mark.parametrize(

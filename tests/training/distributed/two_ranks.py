@@ -20,17 +20,16 @@ from mxref.recipe import Recipe
 from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref.tomlio import to_table
 from mxref_torch import LayerError, convert
-from mxref_training.config import TrainConfig
+from mxref_training.config import Axes, ParallelConfig, TrainConfig
 from mxref_training.distributed import sharded
 from mxref_training.distributed.connect import connected, started_ranks
 from mxref_training.distributed.failing import one_error
-from mxref_training.distributed.layout import check_layout
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.errors import ConfigError, PeerStopped
 from mxref_training.huggingface.config_json import config_json
+from mxref_training.layout import check_layout
 from mxref_training.model.llama import Llama
 from mxref_training.model.pretrained import load_pretrained
-from mxref_training.parallel import Axes, ParallelConfig
 from training_setup import CONFIG, SR, change, lines, metrics, run
 
 UNCLIPPED = replace(CONFIG, optim=replace(CONFIG.optim, clip=0.0))

@@ -189,7 +189,7 @@ def ablate(
             raise click.UsageError("--collect needs folders, and --out for what is collected")
         _collect(loaded, folders, out)
         return
-    from mxref_training.config import load_config
+    from mxref_training.config_files import load_config
 
     config = load_config(
         loaded.train.preset, [loaded.train.overlay(), *(text for text in overrides if text not in own)]

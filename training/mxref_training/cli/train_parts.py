@@ -11,7 +11,8 @@ from mxref.discovery import get_backend
 from mxref.recipe import Recipe
 from mxref.recipe_files import load_recipe
 from mxref.terminal import echo
-from mxref_training.config import TrainConfig, load_config
+from mxref_training.config import TrainConfig
+from mxref_training.config_files import load_config
 from mxref_training.device import default_backend
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.log import TrainResult

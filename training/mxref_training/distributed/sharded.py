@@ -17,7 +17,7 @@ from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_torch.layer.linear import MXLinear
 from mxref_torch.layer.split import check_layer, split_layer
 from mxref_torch.names import named_linears
-from mxref_training.parallel import Axes
+from mxref_training.config import Axes
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -15,10 +15,9 @@ from torch.optim.adamw import adamw
 
 from mxref_torch.captured import operations
 from mxref_torch.layer.fp8 import Fp8Scales
-from mxref_training.config import RunConfig
+from mxref_training.config import ONE, Axes, RunConfig
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.distributed.sharded import copies, free, own_part
-from mxref_training.parallel import ONE, Axes
 
 
 @dataclass(frozen=True)

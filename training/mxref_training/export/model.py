@@ -13,8 +13,8 @@ from mxref.errors import RecipeError
 from mxref.recipe import OperandSpec, Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import build, to_table
+from mxref_training.config import ModelConfig
 from mxref_training.data.tokenizer import Tokenizer
-from mxref_training.dimensions import ModelConfig
 from mxref_training.errors import CheckpointError, HuggingFaceError
 from mxref_training.export.folder import TensorGroup, dump, require_free, write_folder
 from mxref_training.export.packed import CONVENTIONS, packed_layers, packed_part

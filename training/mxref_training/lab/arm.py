@@ -20,7 +20,8 @@ from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import build, to_table
 from mxref_training.checkpoint import CheckpointStore
-from mxref_training.config import TrainConfig, config_from_table
+from mxref_training.config import TrainConfig
+from mxref_training.config_files import config_from_table
 from mxref_training.durable import explained, locked, make_folder, sync
 from mxref_training.errors import ConfigError
 from mxref_training.identity import identity

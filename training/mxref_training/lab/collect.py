@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mxref.errors import FileFormatError
 from mxref.tomlio import merge, to_table
-from mxref_training.config import config_from_table
+from mxref_training.config_files import config_from_table
 from mxref_training.errors import ConfigError
 from mxref_training.lab import result_file
 from mxref_training.lab.arm import DESIGN, ArmRun, Start, differences, run_name, set_aside

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mxref_training.distributed.layout import check_layout
 from mxref_training.forecast import memory
 from mxref_training.lab import result_file
 from mxref_training.lab.arm import ArmRun, run_name
 from mxref_training.lab.result_file import Record
+from mxref_training.layout import check_layout
 from mxref_training.model.llama import flops_per_token, parameter_count
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from mxref.errors import FileFormatError
 from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import build, merge, nearest, read_toml, shown, to_table
-from mxref_training.config import TrainConfig, config_from_table
+from mxref_training.config import TrainConfig
+from mxref_training.config_files import config_from_table, parse_override, require_known
 from mxref_training.errors import ConfigError
 from mxref_training.lab.moments import Branch
-from mxref_training.overrides import parse_override, require_known
 from mxref_training.treatment import describe
 
 # A table whose keys are checked when it is laid over another one. `build` only knows plain `dict`.

@@ -30,12 +30,11 @@ from mxref_training.data.documents import iter_labelled, survey
 from mxref_training.data.handed_over import side_from_table, side_to_table
 from mxref_training.data.megatron import IndexedTokens
 from mxref_training.data.tokens import Tokens, tokenize
-from mxref_training.device import choose_device
+from mxref_training.device import choose_device, deterministic, fixed_choices
 from mxref_training.errors import ConfigError
 from mxref_training.evaluate import Evaluation, evaluate
 from mxref_training.failures import known_errors
 from mxref_training.model.llama import Llama
-from mxref_training.numerics import deterministic, fixed_choices
 from mxref_training.run_state import load_weights
 from mxref_training.wording import counted
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mxref.backend import Backend
 from mxref.recipe import Recipe
-from mxref_training.branch import begin_branch
 from mxref_training.config import TrainConfig
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.errors import DivergedError
 from mxref_training.lab import result_file
 from mxref_training.lab.arm import ArmRun
+from mxref_training.lab.branch_start import begin_branch
 from mxref_training.lab.last_checkpoint import evaluate_last, release
 from mxref_training.lab.result_file import Record, read_json
 from mxref_training.log_files import read_lines

@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mxref_training.config import Recompute
-from mxref_training.dimensions import ModelConfig, RopeScaling
+from mxref_training.config import ModelConfig, Recompute, RopeScaling
 from mxref_training.distributed.sharded import put
 from mxref_training.model.recompute import through
 

@@ -15,7 +15,7 @@ from mxref.recipe_files import load_recipe
 from mxref.roles import GemmRole
 from mxref.tomlio import nearest, shown
 from mxref_torch.conversion.convert import recipe_of_layers
-from mxref_training.config import RECIPES, names
+from mxref_training.config_files import RECIPES, names
 from mxref_training.errors import ConfigError
 from mxref_training.lab.ladder import Ladder
 

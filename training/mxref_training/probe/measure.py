@@ -17,12 +17,11 @@ from mxref.recipe import BF16_RECIPE, Recipe
 from mxref_torch.layer.linear import MXLinear
 from mxref_torch.names import named_linears
 from mxref_training.config import TrainConfig
-from mxref_training.device import choose_device, memory_limit
+from mxref_training.device import choose_device, deterministic, memory_limit
 from mxref_training.errors import ConfigError
 from mxref_training.forecast import memory
-from mxref_training.loss import cross_entropy
 from mxref_training.model.llama import Llama
-from mxref_training.numerics import deterministic
+from mxref_training.model.loss import cross_entropy
 from mxref_training.probe.arms import NamedRecipe, probed_layers, resolved
 from mxref_training.probe.batch import Batch
 from mxref_training.probe.draws import LayerDraws

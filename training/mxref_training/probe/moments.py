@@ -12,7 +12,8 @@ from typing import Any
 from mxref.errors import FileFormatError
 from mxref.tomlio import read_toml
 from mxref_training.checkpoint import CheckpointStore
-from mxref_training.config import TrainConfig, config_from_table
+from mxref_training.config import TrainConfig
+from mxref_training.config_files import config_from_table
 from mxref_training.durable import file_sha256
 from mxref_training.errors import CheckpointError, ConfigError
 from mxref_training.run_folder import RunFolder

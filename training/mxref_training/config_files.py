@@ -1,15 +1,81 @@
-"""Single keys of a configuration, as `--set section.key=value` gives them."""
+"""Training configurations from TOML: presets, files, and single keys as `--set section.key=value` gives them.
+
+Every table goes through `mxref.tomlio`, so an unknown key names the nearest valid one, as in a recipe.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 from mxref.errors import RecipeError
-from mxref.tomlio import MAX_DEPTH, convert, hints_of, nearest, parse_toml, shown, suggestion
+from mxref.tomlio import (
+    MAX_DEPTH,
+    build,
+    convert,
+    hints_of,
+    merge,
+    nearest,
+    parse_toml,
+    read_toml,
+    shown,
+    suggestion,
+    to_table,
+)
+from mxref_training.config import TrainConfig
 from mxref_training.errors import ConfigError
+from mxref_training.huggingface.config_json import completed, require_same_shape
+
+PRESETS = Path(__file__).parent / "presets"
+RECIPES = Path(__file__).parent / "recipes"
+
+
+def config_from_table(table: Mapping[str, Any], where: str = "config") -> TrainConfig:
+    """Return the configuration of a TOML table; ConfigError names the table and the key."""
+    try:
+        return build(TrainConfig, table, where)
+    except RecipeError as err:
+        raise ConfigError(str(err)) from err
+
+
+def load_config(source: str | Path, overrides: Sequence[str | Mapping[str, Any]] = ()) -> TrainConfig:
+    """Return a training configuration.
+
+    Args:
+        source: a TOML file, or the name of a preset.
+        overrides: laid over it in order: `section.key=value`, whose value is TOML, or a string where it does
+            not parse as TOML; or a nested table.
+
+    Raises:
+        ConfigError: an unknown preset, key or value; FileFormatError: a file that cannot be read.
+        HuggingFaceError: the folder that `run.init_from` names holds no such model.
+    """
+    path = _find(source, PRESETS, "preset")
+    table = read_toml(path)
+    for override in overrides:
+        table = merge(table, parse_override(override, TrainConfig) if isinstance(override, str) else override)
+    config = config_from_table(completed(table), path.name)
+    if config.run.init_from is not None:
+        require_same_shape(to_table(config.model), Path(config.run.init_from))
+    return config
+
+
+def names(folder: Path) -> list[str]:
+    """Return the names of the presets or recipes in a folder of the package, sorted."""
+    return sorted(path.stem for path in folder.glob("*.toml"))
+
+
+def _find(source: str | Path, folder: Path, kind: str) -> Path:
+    path = Path(source)
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        return path
+    if str(source) not in (known := names(folder)):
+        hint = nearest(str(source), known)
+        raise ConfigError(f"unknown {kind} {shown(str(source))}{hint}; a file's name must end in .toml")
+    return folder / f"{source}.toml"
 
 
 def parse_override(text: str, into: type) -> dict[str, Any]:
