@@ -58,6 +58,12 @@ BRANCHES = {
     "s_cbranch_execz": ("execz", True), "s_cbranch_execnz": ("execz", False),
 }  # fmt: skip
 CONTROL = frozenset({*BRANCHES, "s_barrier", "s_endpgm"})
+USER_SGPRS = {"dispatch_ptr": 2, "queue_ptr": 2, "kernarg_segment_ptr": 2, "dispatch_id": 2}
+"""What a descriptor may ask for in the first scalar registers, in the order in which they lie, and how many each takes.
+
+The source is the table of user SGPRs in LLVM's user guide for the AMDGPU backend, "Initial Kernel Execution State".
+Only the pointer to the arguments is modelled. The others hold poison, at which no buffer is.
+"""
 
 Argument = np.ndarray | int | float | None
 
@@ -107,11 +113,15 @@ class Machine:
         """Write the registers that a launch writes."""
         descriptor, state = self.program.descriptor, self.state
         address = self.memory.add(kernarg, writable=False)
-        state.sgpr[0], state.sgpr[1] = address & 0xFFFFFFFF, address >> 32
+        next_sgpr = 0
+        for name, registers in USER_SGPRS.items():
+            if name == "kernarg_segment_ptr":
+                state.sgpr[next_sgpr], state.sgpr[next_sgpr + 1] = address & 0xFFFFFFFF, address >> 32
+            next_sgpr += registers * descriptor.get(f"user_sgpr_{name}", 0)
         count = descriptor.get("user_sgpr_kernarg_preload_length", 0)
         if preload and count:
             first = descriptor.get("user_sgpr_kernarg_preload_offset", 0)
-            state.sgpr[2 : 2 + count] = kernarg.view(np.uint32)[first : first + count, None]
+            state.sgpr[next_sgpr : next_sgpr + count] = kernarg.view(np.uint32)[first : first + count, None]
             state.pc[:] = self.program.entry
         next_sgpr = descriptor["user_sgpr_count"]
         x, y, _ = self.grid
@@ -120,6 +130,7 @@ class Machine:
             if descriptor[f"system_sgpr_workgroup_id_{axis}"]:
                 state.sgpr[next_sgpr] = values
                 next_sgpr += 1
+        # Bits 10 and up hold the indices along y and z, which are 0: workgroups are modelled along x alone.
         wave = np.arange(len(state.pc)) % self.per_group
         state.vgpr[0] = wave[:, None] * LANES + np.arange(LANES)
 
@@ -188,10 +199,9 @@ class Machine:
 
 REQUIRED = {
     "private_segment_fixed_size": 0, "float_round_mode_32": 0, "float_round_mode_16_64": 0, "dx10_clamp": 1,
-    "fp16_overflow": 0, "ieee_mode": 1, "tg_split": 0, "uses_dynamic_stack": 0, "user_sgpr_dispatch_ptr": 0,
-    "user_sgpr_queue_ptr": 0,
-    "user_sgpr_dispatch_id": 0, "user_sgpr_private_segment_size": 0, "user_sgpr_kernarg_segment_ptr": 1,
-    "system_sgpr_workgroup_info": 0, "system_vgpr_workitem_id": 0, "enable_private_segment": 0,
+    "fp16_overflow": 0, "ieee_mode": 1, "tg_split": 0, "uses_dynamic_stack": 0,
+    "user_sgpr_private_segment_size": 0, "user_sgpr_kernarg_segment_ptr": 1,
+    "system_sgpr_workgroup_info": 0, "enable_private_segment": 0,
 }  # fmt: skip
 
 

@@ -86,6 +86,22 @@ def test_a_launch(preload: bool) -> None:
     assert run.steps < 40, "all waves execute an instruction together"
 
 
+def test_a_launch_that_asks_for_every_pointer() -> None:
+    """The arguments' pointer comes behind those of the dispatch and of the queue, the dispatch's number behind it."""
+    text = TEXT.replace("s6, 7", "s12, 7").replace("s[2:3]", "s[8:9]").replace("s4, v0", "s10, v0")
+    text = text.replace("s[4:5]", "s[10:11]").replace("s[0:1]", "s[4:5]").replace("s5, v2", "s11, v2")
+    text = text.replace("s_and_saveexec_b64 s[8:9]", "s_and_saveexec_b64 s[14:15]")
+    asked = "".join(
+        f"\t\t.amdhsa_user_sgpr_{name} 1\n" for name in ("dispatch_ptr", "queue_ptr", "dispatch_id")
+    )
+    text = text.replace("user_sgpr_count 6\n", f"user_sgpr_count 12\n{asked}")
+    x = np.arange(300, dtype=np.float32)
+    run_compiled(text, (3,), [x, 290, 0.5], 2)
+    assert x.tolist() == [*(np.arange(290) + 0.5), *range(290, 300)]
+    with pytest.raises(Gfx950Error, match=r"global_load_dword .*where no buffer is"):
+        run_compiled(text.replace("v2, v1, s[8:9]", "v2, v1, s[0:1]"), (3,), [x, 290, 0.5], 2)
+
+
 @pytest.mark.parametrize(
     ("text", "args", "warps", "reason"),
     [

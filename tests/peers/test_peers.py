@@ -38,6 +38,7 @@ from peers import cases
 from peers.measure import peer_results
 from peers.pages import sources
 from peers.render import StaleNoteError, render
+from places import ROOT
 from strategies import FLT_MAX, crafted_blocks, crafted_names, finite_blocks
 
 RESULTS = read(newest("peers"))
@@ -361,12 +362,18 @@ def test_ml_dtypes_casts_to_e8m0_are_still_no_way_to_make_a_scale():
 
 
 def portable(results):
-    """Leave out what is the machine's own: NaN and Inf as integers, and float32 log2 beside an integer."""
+    """Leave out the release, and what is the machine's own: NaN and Inf as integers, float32 log2 beside an integer."""
     results = deepcopy(results)
+    del results["version"]
     results["blocks"].pop("gfloat float32", None)
     for column in results["blocks"].values():
         del column["stored"]["NaN"], column["stored"]["Inf"]
     return results
+
+
+def test_the_table_names_the_releases_that_are_pinned():
+    pinned = (ROOT / "constraints.txt").read_text().split()
+    assert {f"{name}=={peer['version']}" for name, peer in RESULTS["peers"].items()} <= set(pinned)
 
 
 @pytest.mark.parametrize("name", ["torchao", "gfloat", "ml_dtypes", "torch"])

@@ -68,7 +68,8 @@ def test_the_loss_falls_and_the_record_is_complete(tmp_path: Path) -> None:
     val = next(line for line in lines(tmp_path) if "val_loss" in line)
     assert val["val_perplexity"] == pytest.approx(math.exp(val["val_loss"]))
     record = json.loads((tmp_path / "run.json").read_text())
-    assert record["versions"]["torch"] == torch.__version__
+    # The metadata of some wheels leaves the build out, such as +cu130.
+    assert record["versions"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
     assert record["hardware"]["threads"] == torch.get_num_threads()
     assert record["data"]["train"] == CORPUS.train.sha256 != record["data"]["val"]
     assert record["recipe_digest"] == load_recipe("bf16").digest
