@@ -2,7 +2,8 @@
 
 On gfx950 a vector instruction that writes only a byte or a half of a register (SDWA, op_sel on the destination,
 the scaled FP4 and FP8 conversions), and a transcendental one, must not be followed at once by a vector
-instruction that reads that register; writing another byte of it reads it too. Any instruction between, an
+instruction that reads that register; writing another byte of it reads it too. A scalar instruction that writes M0
+must not be followed at once by a load into the LDS, which reads it. Any instruction between, an
 `s_nop 0` at least, is enough. Compilers insert it, but not around inline assembly.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from gfx950.assembly import Instruction, Program
 from gfx950.errors import Gfx950Error
+from gfx950.operands import M0, Operand
 
 TRANSCENDENTAL = ("v_exp_", "v_log_", "v_rcp_", "v_rsq_", "v_sqrt_", "v_sin_", "v_cos_")
 BYTE_SELECTED = (
@@ -42,6 +44,12 @@ def reads(instruction: Instruction, register: int) -> bool:
 def check_hazards(program: Program) -> None:
     """Raise if a result is read one instruction too early."""
     for first, second in zip(program.instructions, program.instructions[1:], strict=False):
+        if (
+            second.modifiers.get("lds")
+            and first.name.startswith("s_")
+            and Operand("s", M0) in first.operands[:1]
+        ):
+            raise Gfx950Error(f"{second}: reads m0 right after {first.text!r}; s_nop 0 is missing")
         if not (first.name.startswith("v_") and second.name.startswith("v_") and first.operands):
             continue
         slow = first.name.startswith(TRANSCENDENTAL) and not second.name.startswith(TRANSCENDENTAL)

@@ -222,6 +222,27 @@ def test_buffer_bounds_are_per_word() -> None:
             assert data[40:64].view(np.uint32).tolist() == [1, 2, 1, 1, 2, at(60, 4)]
 
 
+@pytest.mark.parametrize(("name", "size"), [("dword", 4), ("dwordx3", 12), ("dwordx4", 16)])
+def test_loads_into_the_lds(name: str, size: int) -> None:
+    """The lanes lie side by side from M0 on, one behind the bounds as zeros; what lanes that are off own stays."""
+    line = f"buffer_load_{name} v6, s[24:27], 0 offen offset:16 lds"
+    m = machine(["s_mov_b32 m0, s20", "s_nop 0", line], lds=2048)
+    address = m.memory.add(DATA.copy())
+    m.state.sgpr[20] = 64
+    m.state.sgpr[24:28, 0] = [address & 0xFFFFFFFF, address >> 32, 256, 0x27000]
+    m.state.vgpr[6] = np.where(LANE == 9, 0x80000000, 8 * (15 - LANE))
+    m.state.lanes[0] = (LANE > 3) & (LANE < 16)
+    m.run(10)
+    want = np.full(2048, 0xA5, np.uint8)
+    for lane in range(4, 16):
+        from_here = 16 + 8 * (15 - lane)
+        there = slice(80 + size * lane, 80 + size * lane + size)
+        want[there] = 0 if lane == 9 else DATA[from_here : from_here + size]
+    assert m.lds.bytes[0].tolist() == want.tolist()
+    with pytest.raises(Gfx950Error, match="reads m0 right after .*s_nop 0 is missing"):
+        machine(["s_mov_b32 m0, s20", line])
+
+
 @pytest.mark.parametrize(("offset", "ok"), [(0, True), (252, True), (253, False), (-1, False), (256, False)])
 def test_accesses_outside_an_array_raise(offset: int, ok: bool) -> None:
     m = machine(["global_load_dword {d}, v6, s[22:23]"])

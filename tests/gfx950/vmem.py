@@ -9,7 +9,7 @@ import numpy as np
 from gfx950.assembly import Instruction
 from gfx950.errors import Gfx950Error
 from gfx950.memory import Lds, Memory
-from gfx950.operands import Operand
+from gfx950.operands import M0, Operand
 from gfx950.registers import LANES, Group
 from gfx950.valu_tables import U32, U64
 
@@ -157,7 +157,7 @@ class Buffers:
     def __init__(
         self, group: Group, instruction: Instruction, operands: tuple[Operand, ...], size: int
     ) -> None:
-        allow(instruction, "offset", "offen", "off")
+        allow(instruction, "offset", "offen", "off", "lds")
         if instruction.modifiers.get("offen"):
             vector, descriptor, scalar = operands
             offsets = group.vector32(vector).astype(np.int64)
@@ -182,22 +182,38 @@ class Buffers:
 
 
 def buffer_load(size: int, sext: bool) -> Handler:
-    """Return buffer_load_*: parts out of bounds give 0."""
+    """Return buffer_load_*: parts out of bounds give 0. With `lds` the data go into the LDS and into no register."""
 
     def run(group: Group, instruction: Instruction, memory: Memory, lds: Lds) -> None:
-        destination, *rest = instruction.operands
-        where = Buffers(group, instruction, tuple(rest), size)
+        into_lds = bool(instruction.modifiers.get("lds"))
+        where = Buffers(group, instruction, instruction.operands[0 if into_lds else 1 :], size)
         data = np.zeros((*where.inside.shape, where.step), np.uint8)
         data[where.inside] = memory.load(where.addresses[where.inside], where.step)
-        write_loaded(group, destination, data.reshape(-1, size), sext=sext)
+        if into_lds:
+            lds.store(*lanes_in_lds(group, instruction, size), data.reshape(-1, size))
+        else:
+            write_loaded(group, instruction.operands[0], data.reshape(-1, size), sext=sext)
 
     return run
+
+
+def lanes_in_lds(group: Group, instruction: Instruction, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (workgroup, byte offset) of what the enabled lanes of a wave load into the LDS, side by side.
+
+    LDS address = M0 + instruction offset + lane * size: the ISA documents of CDNA 3, and of CDNA 4 for 3 and 4 words.
+    """
+    if size not in (4, 12, 16):
+        raise Gfx950Error("a load of less than a word into the LDS is not modelled")
+    start = group.scalar32(Operand("s", M0)).astype(np.int64)[:, None] + offset_of(instruction)
+    workgroups = enabled(group, group.state.workgroup[group.chosen][:, None])
+    return workgroups, enabled(group, start + size * np.arange(LANES))
 
 
 def buffer_store(size: int, shift: int) -> Handler:
     """Return buffer_store_*: parts out of bounds are dropped."""
 
     def run(group: Group, instruction: Instruction, memory: Memory, lds: Lds) -> None:
+        allow(instruction, "offset", "offen", "off")
         data, *rest = instruction.operands
         where = Buffers(group, instruction, tuple(rest), size)
         stored = read_stored(group, data, size, shift).reshape(*where.inside.shape, where.step)
