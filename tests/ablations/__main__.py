@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from ablations.front import SIZES, figure
-from ablations.ladders import ladders, results_of
+from ablations.ladders import results_of
 from bench.plot import charts
 from bench.records import RECORDS
 
@@ -14,7 +14,7 @@ FOLDER = RECORDS.parent / "_static"
 
 def drawn() -> dict[str, str]:
     """Return the files of the figure by their names."""
-    found = {name: results_of(name) for name in SIZES if name in ladders()}
+    found = {name: results_of(name) for name in SIZES}
     return charts("ablations", partial(figure, found))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -10,14 +9,13 @@ from matplotlib.figure import Figure
 from ablations.ladders import Results, collected
 from ablations.strip import strip
 from bench.plot import WIDE
-from bench.records import RECORDS
 
-FOLDER = RECORDS / "ablation_branches"
+ARCHIVE = "readings_branches"
 
 
-def branches_of(name: str, folder: Path = FOLDER) -> Results:
-    """Return what `mxref ablate --collect` makes of the branches' result files."""
-    found = collected(name, folder).branches
+def branches_of(name: str) -> Results:
+    """Return what `mxref ablate --collect` makes of the branches' results."""
+    found = collected(name, f"{name}_branches").branches
     assert found is not None
     return found
 

@@ -1,11 +1,11 @@
 """The ladders that were run: their result files, what `mxref ablate --collect` makes of them, and intervals.
 
-A folder of docs/records/ablations has the name of a shipped ladder, and result files at any depth, as
-`mxref ablate --collect` takes them.
+docs/records/LADDER.jsonl has the results of a shipped ladder, as `mxref ablate --collect` takes them.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import tempfile
 from collections.abc import Iterator
@@ -19,26 +19,28 @@ from mxref_training.lab.contrasts import Difference, Pool, difference
 from mxref_training.lab.curves import late_loss
 from mxref_training.lab.ladder import load_ladder
 
-FOLDER = RECORDS / "ablations"
+LADDERS = "readings", "paper_50m", "tseng"
+"""The ladders of the page."""
 
 Results = dict[str, Any]
 
 
-def ladders(folder: Path = FOLDER) -> list[str]:
-    """Return the names of the ladders that have results."""
-    return sorted(path.name for path in folder.iterdir() if path.is_dir())
+def lines(archive: str) -> list[dict[str, Any]]:
+    """Return the content of an archive's results."""
+    text = (RECORDS / f"{archive}.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
 
 
 @cache
-def collected(name: str, folder: Path) -> Collected:
-    """Return what `mxref ablate --collect` makes of a ladder's result files in a folder."""
+def collected(name: str, archive: str) -> Collected:
+    """Return what `mxref ablate --collect` makes of an archive of a ladder."""
     with tempfile.TemporaryDirectory() as out:
-        return collect(load_ladder(name), [folder / name], Path(out), say=lambda _: None)
+        return collect(load_ladder(name), [RECORDS / f"{archive}.jsonl"], Path(out), say=lambda _: None)
 
 
-def results_of(name: str, folder: Path = FOLDER) -> Results:
+def results_of(name: str) -> Results:
     """Return the comparison of a ladder's arms."""
-    found = collected(name, folder).ladder
+    found = collected(name, name).ladder
     assert found is not None
     return found
 

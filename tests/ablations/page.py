@@ -1,4 +1,4 @@
-"""The tables and figures of docs/explanation/ablation-results.rst and of its appendix, from docs/records/ablations."""
+"""The tables and figures of docs/explanation/ablation-results.rst and of its appendix, from docs/records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from ablations import branches, conclusions, curves, front, probes
-from ablations.ladders import Results, intervals, ladders, reference_of, results_of
+from ablations.ladders import LADDERS, Results, intervals, reference_of, results_of
 from ablations.strip import strip
 from bench.plot import WIDE, charts
 from mxref_training.report.ladder.tables import answers_table
@@ -26,20 +26,18 @@ def parts() -> dict[str, str]:
     """Return the text of each file that the page includes, by its name."""
     found: dict[str, str] = {}
     known: dict[str, str] = {}
-    for name in ("readings", *(name for name in ladders() if name != "readings")):
+    for name in LADDERS:
         results = results_of(name)
         found[f"ablation_{name}.inc"] = "\n".join(_sections(name, results, known)) + "\n"
         known = known or dict(provenance(results))
         found |= charts(f"ablation_{name}", partial(figure, results))
         found |= charts(f"ablation_{name}_curves", partial(curves.figure, results))
-    sizes = {name: results_of(name) for name in front.SIZES if name in ladders()}
+    sizes = {name: results_of(name) for name in front.SIZES}
     found["ablation_paper_table.inc"] = _cells(front.table(sizes), "ablation-paper") + "\n"
     found["ablation_steps.inc"] = _cells(conclusions.table(sizes), "ablation-steps") + "\n"
     titled = {front.SIZES[name]: results for name, results in sizes.items()}
     found |= charts("ablation_steps", partial(curves.steps, titled))
-    if branches.FOLDER.exists():
-        moment = branches.branches_of("readings")
-        found |= charts("ablation_branches", partial(branches.figure, moment))
+    found |= charts("ablation_branches", partial(branches.figure, branches.branches_of("readings")))
     if probed := probes.record():
         found |= {f"ablation_probe_{name}": svg for name, svg in probes.figures(probed).items()}
     return found

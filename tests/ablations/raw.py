@@ -7,8 +7,9 @@ import math
 from functools import cache
 from pathlib import Path
 from statistics import fmean, linear_regression, stdev
+from typing import Any
 
-FOLDER = Path(__file__).parents[2] / "docs" / "records" / "ablations"
+FOLDER = Path(__file__).parents[2] / "docs" / "records"
 STEP = 16_384
 """Tokens of a step, in all runs."""
 SIZES = "readings", "paper_50m"
@@ -18,12 +19,17 @@ Curve = list[tuple[int, float]]
 
 
 @cache
+def records(archive: str) -> list[dict[str, Any]]:
+    """Return the records of an archive, a run a line."""
+    text = (FOLDER / f"{archive}.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line)["record"] for line in text.splitlines()]
+
+
+@cache
 def curves(ladder: str) -> dict[str, dict[int, Curve]]:
     """Return the validation curves by arm and seed."""
     found: dict[str, dict[int, Curve]] = {}
-    folder = next(parent / ladder for parent in (FOLDER, FOLDER.parent) if (parent / ladder).is_dir())
-    for path in folder.rglob("result.json"):
-        record = json.loads(path.read_text(encoding="utf-8"))["record"]
+    for record in records(ladder):
         found.setdefault(record["arm"], {})[record["pair"]] = [tuple(point) for point in record["losses"]]
     return found
 

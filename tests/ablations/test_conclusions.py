@@ -44,11 +44,11 @@ def last_gap(arm: str, recipe: str) -> float:
     """Return the loss of an arm's last checkpoint at 50M less FP8's, both evaluated with a recipe or their own."""
     found = {}
     for name in (arm, "fp8"):
-        files = [
-            raw.FOLDER / "paper_50m" / f"{name}{seed}" / "result.json" for seed in ("", ".seed1", ".seed2")
-        ]
-        records = [json.loads(file.read_text(encoding="utf-8"))["record"] for file in files]
-        found[name] = fmean(record["last"]["losses"][recipe]["validation"] for record in records)
+        found[name] = fmean(
+            record["last"]["losses"][recipe]["validation"]
+            for record in raw.records("paper_50m")
+            if record["arm"] == name
+        )
     return found[arm] - found["fp8"]
 
 
@@ -183,11 +183,11 @@ def test_cells_and_divergences_are_counted_as_the_page_says() -> None:
     most = 1 - 0.05 ** (1 / len(runs))
     assert f"0 of {len(runs)} still allows a rate of {100 * most:.0f} % (one-sided)." in PAGE
     whole = [
-        run for name in ladders.ladders() for arm in ladders.results_of(name)["arms"] for run in arm["runs"]
+        run for name in ladders.LADDERS for arm in ladders.results_of(name)["arms"] for run in arm["runs"]
     ]
     assert f"were trained {len(whole)} times" in PAGE
     assert not any(run["diverged"] for run in whole)
-    assert all(ladders.results_of(name)["flagged"] == [] for name in ladders.ladders())
+    assert all(ladders.results_of(name)["flagged"] == [] for name in ladders.LADDERS)
 
 
 def test_what_the_page_says_of_explanations() -> None:
@@ -248,7 +248,7 @@ def test_the_readme_says_the_finding_in_the_unit_of_its_figure() -> None:
 
 
 def test_the_page_of_recipes_has_our_intervals() -> None:
-    results = {name: ladders.results_of(name) for name in ladders.ladders()}
+    results = {name: ladders.results_of(name) for name in ladders.LADDERS}
 
     def cell(ladder: str, arm: str) -> str:
         nats, half = ladders.interval_of(results[ladder], arm) or (math.nan, math.nan)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from statistics import fmean, stdev
 from typing import Any
@@ -11,8 +10,9 @@ import pytest
 
 from ablations import ladders, raw
 from ablations.conclusions import signed
+from ablations.ladders import results_of
 from ablations.test_conclusions import PAGE, README, RECIPES, T7
-from bench.records import RECORDS, newest, read
+from bench.records import newest, read
 
 FILES = {"mx64": 48, "mx64_50m": 9}
 SIDES = {"h16": ("all-h16", "fp8"), "left": ("mx64", "fp8"), "helps": ("mx64", "all-h16")}
@@ -24,23 +24,18 @@ def in_bf16(arm: str, against: str, ladder: str) -> float:
     """Return the mean difference of the last checkpoints, both evaluated in BF16."""
 
     def last(name: str) -> dict[int, float]:
-        found = {}
-        for path in (RECORDS / ladder).rglob("result.json"):
-            record = json.loads(path.read_text(encoding="utf-8"))["record"]
-            if record["arm"] == name:
-                found[record["pair"]] = record["last"]["losses"]["bf16"]["validation"]
-        return found
+        return {
+            record["pair"]: record["last"]["losses"]["bf16"]["validation"]
+            for record in raw.records(ladder)
+            if record["arm"] == name
+        }
 
     one, other = last(arm), last(against)
     return fmean(one[seed] - other[seed] for seed in one.keys() & other.keys())
 
 
-def results(name: str) -> ladders.Results:
-    return ladders.results_of(name, RECORDS)
-
-
 def contrast(name: str, of: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(row for row in results(name)["contrasts"] if row["name"] == CONTRASTS[of])
+    found: dict[str, Any] = next(row for row in results_of(name)["contrasts"] if row["name"] == CONTRASTS[of])
     return found
 
 
@@ -68,7 +63,7 @@ def test_both_registered_rules_hold_by_plain_arithmetic() -> None:
     assert [round((bounds[name][2] - bounds[name][0]) / 2, 3) for name in ("helps", "left")] == [0.008, 0.009]
     assert "At 20M `mx64`'s own pairs alone give at most ± 0.009." in PAGE
     # The protocol's spread is the pooled one, which no arm left.
-    assert results("mx64")["spread"]["loss"]["outside"] == []
+    assert results_of("mx64")["spread"]["loss"]["outside"] == []
     helps, left = (contrast("mx64", name)["loss"] for name in ("helps", "left"))
     assert helps["nats"] == pytest.approx(bounds["helps"][1])
     assert helps["high"] < 0
@@ -84,11 +79,11 @@ def test_both_registered_rules_hold_by_plain_arithmetic() -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_result_file_is_a_run_of_its_arm(name: str) -> None:
-    files = [json.loads(path.read_text()) for path in (RECORDS / name).rglob("result.json")]
+    files = ladders.lines(name)
     assert len(files) == FILES[name]
     shown = {
         (arm["name"], run["pair"]): (arm["recipe"]["digest"], run["diverged"])
-        for arm in results(name)["arms"]
+        for arm in results_of(name)["arms"]
         for run in arm["runs"]
     }
     for file in files:

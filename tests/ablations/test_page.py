@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from itertools import permutations
 from statistics import fmean, median
 from typing import Any
 
 import pytest
 
-from ablations import branches, ladders, probes
+from ablations import branches, ladders, probes, raw
 from ablations.ladders import results_of as results
 from ablations.sentences import TEXT
 from mxref_training.probe.results import rows
@@ -20,9 +19,9 @@ pytestmark = pytest.mark.study
 RUNS = {"readings": 116, "tseng": 15, "paper_50m": 45}
 
 
-@pytest.mark.parametrize("name", ladders.ladders())
+@pytest.mark.parametrize("name", ladders.LADDERS)
 def test_every_result_file_is_a_run_of_its_arm(name: str) -> None:
-    files = [json.loads(path.read_text()) for path in (ladders.FOLDER / name).rglob("result.json")]
+    files = ladders.lines(name)
     shown = {
         (arm["name"], run["pair"]): arm["recipe"]["digest"]
         for arm in results(name)["arms"]
@@ -139,9 +138,8 @@ def test_what_the_text_says_of_the_branches() -> None:
         f"After 50 updates plain rounding in all three is {early:+.3f}, after 200 {last['all']:+.3f}." in TEXT
     )
     (fp8,) = (arm["runs"] for arm in results("readings")["arms"] if arm["name"] == "fp8")
-    for pair, folder in enumerate(("fp8", "fp8.seed1", "fp8.seed2")):
-        file = branches.FOLDER / "readings" / "step-2600" / folder / "result.json"
-        branch = dict(map(tuple, json.loads(file.read_text())["record"]["losses"]))
+    for pair in range(3):
+        branch = dict(raw.curves(branches.ARCHIVE)["fp8"][pair])
         run = dict(map(tuple, fp8[pair]["curve"]))
         tokens = 2800 * 16384
         assert branch[2800] == run[tokens]

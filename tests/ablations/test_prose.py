@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
 
-from ablations import branches, ladders, predictions
+from ablations import branches, ladders, predictions, raw
 from ablations.sentences import INTERVAL, PROSE, contrasts, interval, said
 
 pytestmark = pytest.mark.study
@@ -15,7 +14,7 @@ pytestmark = pytest.mark.study
 
 def test_every_interval_in_a_sentence_is_one_of_the_results() -> None:
     known = set()
-    for name in ladders.ladders():
+    for name in ladders.LADDERS:
         results = ladders.results_of(name)
         known |= {said(row) for row in results["contrasts"] if row["loss"] and row["loss"]["low"] is not None}
         known |= {
@@ -33,7 +32,7 @@ def test_every_interval_in_a_sentence_is_one_of_the_results() -> None:
 
 
 def test_the_pace_in_the_records_of_the_branches_is_as_wrong_as_the_text_says() -> None:
-    records = [json.loads(path.read_text())["record"] for path in branches.FOLDER.rglob("result.json")]
+    records = raw.records(branches.ARCHIVE)
     assert len(records) == 84
     updates, before = 200, 2600
     for record in records:

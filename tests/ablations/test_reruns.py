@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from ablations.ladders import FOLDER
+from ablations.ladders import lines as results
 from ablations.sentences import PROSE
 from bench.records import RECORDS
 
 pytestmark = pytest.mark.study
 
-AGAIN = RECORDS / "ablation_reruns"
-STOPPED = sorted((AGAIN / "paper_50m").iterdir())
+STOPPED = sorted((RECORDS / "paper_50m_stopped").iterdir())
 """Runs that were stopped before they had a result: their whole logs, and what identifies them."""
 
 
@@ -27,10 +26,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def test_reruns_have_the_bits_of_the_first_runs() -> None:
-    again = sorted(AGAIN.rglob("result.json"))
-    assert len(again) >= 2
-    for path in again:
-        rerun, first = (_read(root / path.relative_to(AGAIN)) for root in (AGAIN, FOLDER))
+    once = {result["name"]: result for result in results("readings")}
+    again = results("readings_reruns")
+    assert len(again) == 2
+    for rerun in again:
+        first = once[rerun["name"]]
         assert rerun["record"]["environment"]["started"] != first["record"]["environment"]["started"]
         assert rerun["key"] == first["key"]
         assert rerun["metrics"] == first["metrics"]
@@ -39,7 +39,7 @@ def test_reruns_have_the_bits_of_the_first_runs() -> None:
 
 @pytest.mark.parametrize("folder", STOPPED, ids=lambda folder: folder.name)
 def test_a_run_that_was_stopped_has_the_log_of_the_run_that_replaced_it(folder: Path) -> None:
-    replaced = _read(FOLDER / "paper_50m" / folder.name / "result.json")
+    (replaced,) = (result for result in results("paper_50m") if result["name"] == folder.name)
     record, stopped = replaced["record"], _read(folder / "run.json")
     log = lzma.decompress((folder / "metrics.jsonl.xz").read_bytes())
     assert _read(folder / "arm.json") == replaced["key"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 
 import pytest
 
-from ablations import front, ladders, page, predictions
+from ablations import front, ladders, page, predictions, raw
 from ablations.ladders import results_of
 from ablations.sentences import PROSE, arms
 from mxref_training.lab.ladder import load_ladder
@@ -19,7 +18,7 @@ LADDER = "paper_50m"
 
 def test_every_planned_run_is_there() -> None:
     """The page gives verdicts, which wait until all runs of a ladder have ended."""
-    for name in ladders.ladders():
+    for name in ladders.LADDERS:
         runs = {arm["name"]: [run["pair"] for run in arm["runs"]] for arm in results_of(name)["arms"]}
         assert runs == {arm.name: list(range(arm.seeds)) for arm in load_ladder(name).arm}
         assert f"`{name}` ({sum(map(len, runs.values()))} runs" in PROSE
@@ -75,7 +74,7 @@ def test_the_cell_whose_interval_nearly_meets_the_claim_is_named() -> None:
 def test_tokens_of_arms_and_of_contrasts_differ_by_what_the_text_says() -> None:
     apart = [
         abs(arms(name)[row["arm"]]["overhead"]["percent"] - row["tokens"]["percent"])
-        for name in ladders.ladders()
+        for name in ladders.LADDERS
         for row in results_of(name)["contrasts"]
         if row["against"] == ladders.reference_of(results_of(name))["name"] and row["tokens"]["bound"] is None
     ]
@@ -107,8 +106,5 @@ def test_who_reached_the_target_at_50m() -> None:
 
 
 def test_the_times_of_the_runs_are_those_of_their_records() -> None:
-    seconds = sorted(
-        json.loads(path.read_text())["record"]["seconds"]
-        for path in (ladders.FOLDER / LADDER).rglob("result.json")
-    )
+    seconds = sorted(record["seconds"] for record in raw.records(LADDER))
     assert f"A run of `paper_50m` took {seconds[0]:.0f} to {seconds[-1]:.0f} s in its steps" in PROSE

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 import mxref
 from ablation_fakes import FakeCorpus, FakeTrainer, ladder, run_branches, run_ladder, table, tiny
+from ablations.archive import archive
 from mxref.cli import main
 from mxref.errors import FileFormatError
 from mxref_training.errors import ConfigError
@@ -165,14 +166,24 @@ def test_other_bits_where_a_compiler_measured_are_announced(tmp_path: Path) -> N
         }
         config = {"run": {"deterministic": False, "compile": "block"}}
         table = {"key": {}, "metrics": folder, "config": config, "record": record}
-        return Found(Path(folder), table)
+        return Found(folder, table)
 
     said: list[str] = []
     kept = _once([found("a", 4.0), found("b", 4.5)], said.append)
-    assert kept["arms/h16"].path == Path("a")
+    assert kept["arms/h16"].path == "a"
     assert said == [
         "h16: b has other bits than a, which is kept: the validation losses part at step 2: 4.0 and 4.5"
     ]
+
+
+def test_an_archive_of_a_result_a_line_is_read_like_the_folder(
+    tmp_path: Path, halves: tuple[Path, Path]
+) -> None:
+    paths = [archive(half) for half in halves]
+    assert bring(tmp_path / "lines", *paths)[0] == bring(tmp_path / "files", *halves)[0]
+    paths[1].write_text(paths[1].read_text().replace("3.9", "3.8", 1))
+    with pytest.raises(FileFormatError, match=r"b\.jsonl, line 1 is damaged, was edited"):
+        bring(tmp_path / "all", paths[1])
 
 
 def test_damaged_results_and_empty_folders_are_refused(tmp_path: Path) -> None:

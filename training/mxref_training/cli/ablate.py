@@ -115,7 +115,7 @@ class _Ablate(OneProcess):
     "--collect",
     "collects",
     is_flag=True,
-    help="Train nothing: bring the results of the FOLDERs together in --out, and compare them.",
+    help="Train nothing: bring the results of the FOLDERs, or archives, together in --out, and compare them.",
 )
 @click.option(
     "--estimate",

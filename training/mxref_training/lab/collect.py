@@ -1,6 +1,7 @@
-"""Brings results of several folders and machines together, after checks that they are of one ladder.
+"""Brings results of several folders, archives and machines together, after checks that they are of one ladder.
 
-A result file stands alone, so no checkpoint and no log is needed. The results must agree in model, data, optimizer,
+A result stands alone, so no checkpoint and no log is needed. An archive is a text file with one result a line. The
+results must agree in model, data, optimizer,
 run, backend and code, and each recipe must be that of the ladder's arm. A run that was trained twice must have equal
 bits, unless a compiler chose its kernels by their time.
 """
@@ -36,9 +37,10 @@ _SHOWN = 3  # results that an error names
 
 @dataclass(frozen=True)
 class Found:
-    """A result file."""
+    """A result."""
 
-    path: Path
+    path: str
+    """Its file, with the line in an archive."""
     table: dict[str, Any]
 
     @property
@@ -98,20 +100,25 @@ class Found:
         return str(self.record["environment"].get("hardware", {}).get("device", "unknown"))
 
 
-def results_in(folder: Path, *, required: bool = True) -> Iterator[Found]:
-    """Yield the results of a folder, at any depth.
+def results_in(source: Path, *, required: bool = True) -> Iterator[Found]:
+    """Yield the results of an archive, or of a folder at any depth.
 
     Raises:
         FileFormatError: one is damaged, or was edited.
         ConfigError: there is none, and `required`.
     """
-    paths = sorted(path for path in folder.rglob(result_file.NAME) if "superseded" not in path.parts)
-    if required and not paths:
+    if source.is_file():
+        with source.open("rb") as lines:
+            tables = [(f"{source}, line {n}", result_file.parsed(line)) for n, line in enumerate(lines, 1)]
+    else:
+        paths = sorted(path for path in source.rglob(result_file.NAME) if "superseded" not in path.parts)
+        tables = [(str(path), result_file.read(path)) for path in paths]
+    if required and not tables:
         raise ConfigError(
-            f"{folder} holds no {result_file.NAME}: name the --out of 'mxref ablate', or a folder with such directories"
+            f"{source} holds no {result_file.NAME}: name the --out of 'mxref ablate', a folder with such directories, "
+            "or an archive"
         )
-    for path in paths:
-        table = result_file.read(path)
+    for path, table in tables:
         found = table and Found(path, table)
         # A trunk is kept for its checkpoints, and a calibration for its times: neither is compared.
         if found and found.design is not None and "step" not in found.design:
@@ -172,7 +179,7 @@ def collect(
 
     Args:
         ladder: the ladder that all of them are of.
-        folders: ladders' directories, or any folders with result files at any depth.
+        folders: ladders' directories, any folders with result files at any depth, or archives.
         out: directory of a ladder; results that it has already are collected too.
         say: prints one line.
 
@@ -264,7 +271,7 @@ def _as_run(ladder: Ladder, result: Found, out: Path) -> ArmRun:
     """Return the run of a branch's result."""
     assert result.design is not None
     arm, step = ladder.named(result.record["arm"]), result.design["step"]
-    config = config_from_table(result.table["config"], str(result.path))
+    config = config_from_table(result.table["config"], result.path)
     key, start = result.table["key"], Start(out, step)
     return ArmRun(
         out / branch_place(step), arm, result.record["pair"], config, ladder.resolve(arm), key, start=start
@@ -363,7 +370,7 @@ def _config(ladder: Ladder, found: Sequence[Found]) -> TrainConfig:
             f"with {b}: their runs cannot be paired. Collect them into another --out"
         )
     (seed, order), result = next(iter(firsts.items()))
-    config = config_from_table(result.table["config"], str(result.path))
+    config = config_from_table(result.table["config"], result.path)
     return replace(config, run=replace(config.run, seed=seed, data_seed=order))
 
 
@@ -394,7 +401,7 @@ def _keep(result: Found, out: Path, say: Callable[[str], None]) -> None:
     """Write a result into the ladder's directory, unless it is there."""
     folder = out / result.place
     target = folder / result_file.NAME
-    if target == result.path:
+    if str(target) == result.path:
         return
     if (folder / "run.json").exists():  # an unfinished run, whose result is here now
         say(f"{result.name}: the unfinished run moves to {set_aside(out, folder)}")

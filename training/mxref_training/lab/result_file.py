@@ -43,7 +43,15 @@ def sealed(facts: Mapping[str, Any], folder: Path, record: Record) -> Table:
 
 def read(path: Path) -> Table | None:
     """Return the content of a result file; None if there is none, it is damaged, edited, or of another format."""
-    table = read_json(path)
+    return _checked(read_json(path))
+
+
+def parsed(line: bytes) -> Table | None:
+    """Return a result from its line in an archive; None as in `read`."""
+    return _checked(_table(line))
+
+
+def _checked(table: Table | None) -> Table | None:
     if table is None or table.get("format") != FORMAT or not isinstance(table.get("record"), dict):
         return None
     seal = table.get("sha256")
@@ -77,8 +85,15 @@ def _numbers(lines: Iterable[Mapping[str, Any]], key: str) -> Iterable[float]:
 def read_json(path: Path) -> Table | None:
     """Return the table in a JSON file; None if there is none, or it cannot be read."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return _table(path.read_bytes())
+    except OSError:
+        return None
+
+
+def _table(text: bytes) -> Table | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 
