@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from ablations.conclusions import SHOWN
 from ablations.ladders import Results, arm_of, reference_of
 from bench.plot import WIDE
-from mxref_training.report.drawing import SMALLEST, label_ends
+from mxref_training.report.drawing import MANY, SMALLEST, name_curves
 from mxref_training.report.ladder.plots import short_names
 from mxref_training.report.palette import BAND, COLOURS, INK, MUTED
 
@@ -49,29 +49,19 @@ def figure(results: Results, width: float = WIDE) -> Figure:
     arms = [arm for arm in results["arms"] if arm["paper"]]
     arms = arms or [arm for arm in results["arms"] if arm["role"] == "arm"]
     names = short_names(results["arms"])
-    rows = 0 if width == WIDE else 0.2 * len(arms)
-    drawing = Figure(figsize=(width, 4.8 - (0.8 if rows else 0) + rows))
+    height = 4.8 if width == WIDE else 4.0 + 0.2 * len(arms)
+    drawing = Figure(figsize=(width, height), layout="constrained")
     axes = drawing.subplots()
-    ends = []
-    for i, arm in enumerate(arms):
+    axes.set_prop_cycle(MANY)
+    for arm in arms:
         found = [(tokens / 1e6, nats) for tokens, nats in difference(results, arm["name"])]
-        look = {
-            "color": COLOURS[i % len(COLOURS)],
-            "linestyle": ("-", (0, (4, 2)))[i // len(COLOURS) % 2],
-        }
-        axes.plot(*zip(*found, strict=True), linewidth=1.3, label=names[arm["name"]], **look)
-        ends.append((found[-1][1], found[-1][0], names[arm["name"]], look["color"]))
+        axes.plot(*zip(*found, strict=True), linewidth=1.3, label=names[arm["name"]])
     axes.axhline(0, color=INK, linewidth=0.8)
     axes.grid(axis="y")
     axes.set_axisbelow(True)
     axes.set_xlabel("million tokens")
     axes.set_ylabel(f"validation loss less that of {reference_of(results)['label']}, nats per token")
-    if width == WIDE:
-        drawing.subplots_adjust(left=0.09, right=0.66, top=0.97, bottom=0.11)
-        label_ends(axes, ends)
-    else:
-        drawing.set_layout_engine("constrained")
-        drawing.legend(frameon=False, loc="outside lower left", fontsize=SMALLEST, labelspacing=0.3)
+    name_curves(axes, "outside right upper" if width == WIDE else "outside lower left")
     return drawing
 
 

@@ -95,7 +95,7 @@ def _cell(results: Results, name: str) -> Cell | None:
         *known,
         overhead(arm) + (f" ± {width}" if (width := half_width(arm).strip("?")) else ""),
         (reached, len(crossings)),
-        verdict(arm).word,
+        verdict(arm),
         name in results["exploratory"]["noisy"],
         claimed(results, arm),
     )

@@ -20,7 +20,6 @@ from bench.plot import NARROW, WIDE
 from bench.records import RECORDS
 from mxref_training.probe.results import TABLES, Results, rows
 from mxref_training.report.drawing import standalone
-from mxref_training.report.probe.plots import Form
 from mxref_training.report.probe.plots import figures as drawn
 
 KIND = "ablation_probe"
@@ -104,8 +103,8 @@ def record(records: Path = RECORDS) -> Results | None:
 def figures(results: Results) -> dict[str, str]:
     """Return the figures of the last checkpoint by the names of their files, for wide screens and for narrow ones."""
     results = {**results, "moments": results["moments"][-1:]}
-    wide = {f"{name}.svg": svg for name, svg in drawn(results, Form(WIDE, 3)).items()}
-    narrow = {f"{name}.narrow.svg": svg for name, svg in drawn(results, Form(NARROW, 1, "-narrow")).items()}
+    wide = {f"{name}.svg": svg for name, svg in drawn(results, WIDE, 3).items()}
+    narrow = {f"{name}.narrow.svg": svg for name, svg in drawn(results, NARROW, 1, "-narrow").items()}
     return {name: standalone(svg) for name, svg in (wide | narrow).items()}
 
 

@@ -133,8 +133,7 @@ def test_what_the_checkout_tracks_holds_every_kind_of_data():
     for kind in (
         "mxref_training/recipes/mxfp4_h16.toml", "mxref_training/presets/tiny.toml",
         "mxref_training/ladders/paper.toml", "mxref/_vectors/scale.json", "mxref/explain/explorer/index.html",
-        "mxref_training/report/page.html.j2", "mxref_training/report/report.mplstyle",
-        "mxref_training/report/style.css", "mxref/py.typed",
+        "mxref_training/report/page.html.j2", "mxref_training/report/style.css", "mxref/py.typed",
     ):  # fmt: skip
         assert kind in held, kind
     assert not any(name.startswith(("README", "tests", "docs")) for name in held)

@@ -240,5 +240,5 @@ def _show(results: Results) -> None:
     from mxref.terminal import console
     from mxref_training.report.probe.tables import summary
 
-    table = summary(results).without("mean_wgrad_x", "bias_fprop", "bias_dgrad")
+    table = summary(results).without("bias_fprop", "bias_dgrad")
     console().print(table.screen(f"Medians over the layers: {results['batch']['name']}"))

@@ -116,8 +116,7 @@ def _show_combined(results: list[dict[str, Any]], csv_folder: Path | None) -> No
     from mxref_training.report.table import write_csv
 
     found = contrasts_table("combined", combined(results), results[0])
-    for line in found.markdown():
-        echo(line)
+    echo(found.markdown())
     if csv_folder:
         _say_csv(write_csv([found], csv_folder), csv_folder)
 

@@ -8,15 +8,16 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import matplotlib as mpl
+import numpy as np
+from cycler import cycler
+from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from mxref_training.report.palette import INK, painted, variables
+from mxref_training.report.palette import COLOURS, GRID, INK, MUTED, painted, variables
 
 LEGIBLE = 10
 """The least height of letters on a screen, in pixels; a narrower screen scrolls a figure instead of shrinking it."""
@@ -25,62 +26,39 @@ SMALLEST = 8
 WIDTH = 11.2
 """Of a report's figures, in inches."""
 
-_STYLE = Path(__file__).with_name("report.mplstyle")
+MANY = cycler(linestyle=["-", "--", ":"]) * cycler(color=COLOURS)
+"""The looks of more curves than there are colours."""
+_STYLE = {
+    "font.size": 9.5, "text.color": INK, "axes.labelcolor": MUTED, "xtick.color": MUTED, "ytick.color": MUTED,
+    "axes.titlelocation": "left", "axes.titlesize": 11, "axes.titleweight": "bold",
+    "axes.edgecolor": GRID, "grid.color": GRID, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.facecolor": "none", "figure.facecolor": "none", "legend.frameon": False, "axes.axisbelow": True,
+    "axes.prop_cycle": cycler(color=COLOURS),
+    "text.parse_math": False,  # labels are text: a dollar sign begins no formula
+    "svg.fonttype": "none",
+}  # fmt: skip
 
 
 @contextmanager
 def styled(salt: str) -> Iterator[None]:
-    """Draw in the report's style; a reader's browser has the letters that the font here lacks."""
-    with mpl.rc_context({"svg.hashsalt": salt}, _STYLE), warnings.catch_warnings():
+    """Draw in the report's style, whatever the user's own is; a browser has the letters that this font lacks."""
+    with style.context(["default", _STYLE | {"svg.hashsalt": salt}]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
 
 
-def label_ends(axes: Axes, ends: list[tuple[float, float, str, str]]) -> None:
-    """Write each curve's name beside its end, moved apart where they would overlap; a line of its colour joins them."""
-    if not ends:
-        return
-    axes.figure.draw_without_rendering()  # type: ignore[union-attr] # lays the figure out
-    bottom, top = axes.get_ylim()
-    axes.set_ylim(bottom, top)
-    height = axes.get_window_extent().height * 72 / axes.figure.dpi  # in points
-    ordered = sorted(ends)
-    places = _spread([value for value, _, _, _ in ordered], 11.5 / height * (top - bottom))
-    for (value, x, text, colour), y in zip(ordered, places, strict=True):
-        axes.annotate(
-            text,
-            xy=(x, value),
-            xytext=(1.06, y),
-            textcoords=("axes fraction", "data"),
-            va="center",
-            fontsize=8.5,
-            color=INK,
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": colour,
-                "lw": 1.2,
-                "shrinkA": 2,
-                "shrinkB": 0,
-                "relpos": (0, 0.5),
-            },
-        )
+def name_curves(
+    axes: Axes, place: Literal["outside right upper", "outside lower left"] = "outside right upper"
+) -> None:
+    """List the curves that have a label at a place of the figure, in the order of their ends."""
+    lines = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
+    lines.sort(key=lambda line: np.asarray(line.get_ydata())[-1], reverse=True)
+    axes.figure.legend(handles=lines, loc=place, fontsize=SMALLEST)
 
 
-def _spread(values: Sequence[float], step: float) -> list[float]:
-    """Return ascending values moved as little as possible until neighbours are `step` apart."""
-    groups: list[tuple[float, int]] = []  # centre and number of labels that touch
-    for value in values:
-        groups.append((value, 1))
-        while len(groups) > 1 and groups[-1][0] - groups[-2][0] < step * (groups[-1][1] + groups[-2][1]) / 2:
-            (b, n), (a, m) = groups.pop(), groups.pop()
-            groups.append(((a * m + b * n) / (m + n), m + n))
-    return [centre + step * (i - (n - 1) / 2) for centre, n in groups for i in range(n)]
-
-
-def plot(axes: Axes, points: Sequence[tuple[float, float]], *style: str, **look: Any) -> None:
+def plot(axes: Axes, points: Sequence[tuple[float, float]], **look: Any) -> None:
     """Draw a curve through points."""
-    axes.plot([x for x, _ in points], [y for _, y in points], *style, **look)
+    axes.plot([x for x, _ in points], [y for _, y in points], **look)
 
 
 def quiet(axes: Axes, along: str = "y", ticks: int = 6, whole: bool = False) -> None:
@@ -98,12 +76,11 @@ def zoom(axes: Axes, losses: list[float]) -> None:
         axes.set_ylim(ordered[0] - room, upper + room)
 
 
-def token_unit(tokens: float) -> tuple[float, str]:
-    """Return the unit in which an axis up to `tokens` is labelled, and its name."""
-    for unit, name in ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
-        if tokens >= unit:
-            return unit, name
-    return 1.0, "number of"
+def count_tokens(axes: Axes, tokens: float) -> None:
+    """Make the horizontal axis one of tokens, from 0 to a number of them."""
+    axes.set_xlabel("tokens")
+    axes.set_xlim(0, 1.01 * tokens)
+    axes.xaxis.set_major_formatter(EngFormatter())
 
 
 def svg(figure: Figure, prefix: str) -> str:
@@ -127,9 +104,9 @@ def svg(figure: Figure, prefix: str) -> str:
     text = re.sub(r'href="#([^"]+)"', rf'href="#{prefix}-\1"', text)
     text = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", text)
     text = painted(text.replace("'DejaVu Sans'", "system-ui"))
-    style = f"stroke-linejoin: round; stroke-linecap: butt; {size_style(text, 4 / 3)}"
+    look = f"stroke-linejoin: round; stroke-linecap: butt; {size_style(text, 4 / 3)}"
     return re.sub(
-        r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg role="img" \1 style="{style}">', text, count=1
+        r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg role="img" \1 style="{look}">', text, count=1
     )
 
 
@@ -152,6 +129,6 @@ def standalone(svg: str) -> str:
     width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0]
     head = f'<svg {names} width="{width}pt" height="{height}pt" '
     used = set(re.findall(r"var\(--([\w-]+)\)", svg)) | {"paper"}
-    style = f'<style class="palette">{variables("svg", used)}\nsvg {{ background: var(--paper); }}</style>'
+    colours = f'<style class="palette">{variables("svg", used)}\nsvg {{ background: var(--paper); }}</style>'
     text = re.sub(r"(?<![\w:])href=", "xlink:href=", svg.replace("<svg ", head, 1))
-    return re.sub(r"(<svg [^>]*>)", lambda found: f"{found[0]}\n{style}", text, count=1)
+    return re.sub(r"(<svg [^>]*>)", lambda found: f"{found[0]}\n{colours}", text, count=1)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mxref.errors import FileFormatError
 from mxref.printable import printable
 from mxref_training.durable import explained, make_folder, replace_text
-from mxref_training.report.palette import painted, variables
-from mxref_training.report.table import Table, markdown_text
+from mxref_training.report.palette import variables
+from mxref_training.report.table import markdown_text
+
+Kind = Literal["h2", "h3", "text", "items", "terms", "table", "figure", "code"]
 
 
 @dataclass
@@ -19,42 +20,20 @@ class Page:
     """A report; its blocks are added from top to bottom. Texts may hold anything: each form escapes them."""
 
     title: str
-    blocks: list[tuple[str, Any, str]] = field(default_factory=list)
+    blocks: list[tuple[Kind, Any, str]] = field(default_factory=list)
     """Kind, content and caption of each block."""
 
-    def heading(self, text: str, level: int = 2) -> None:
-        """Add a heading."""
-        self.blocks.append((f"h{level}", text, ""))
+    def add(self, kind: Kind, content: Any, caption: str = "") -> None:
+        """Add a block, unless its content is empty.
 
-    def text(self, text: str, kind: str = "") -> None:
-        """Add a paragraph: `lead`, `headline`, `strong`, `note` or plain. Words in backticks are code."""
-        if text:
-            self.blocks.append(("text", text, kind))
-
-    def items(self, texts: Sequence[str]) -> None:
-        """Add a list."""
-        if texts:
-            self.blocks.append(("items", texts, ""))
-
-    def facts(self, facts: Sequence[tuple[str, str]]) -> None:
-        """Add numbers, each with what it is."""
-        self.blocks.append(("facts", facts, ""))
-
-    def table(self, table: Table, note: str = "") -> None:
-        """Add a table."""
-        self.blocks.append(("table", table, note))
-
-    def figure(self, svg: str, caption: str = "") -> None:
-        """Add a figure, which HTML alone shows."""
-        self.blocks.append(("figure", svg, caption))
-
-    def terms(self, terms: Sequence[tuple[str, str]]) -> None:
-        """Add names with their values."""
-        self.blocks.append(("terms", terms, ""))
-
-    def code(self, title: str, text: str) -> None:
-        """Add a TOML file, folded in HTML."""
-        self.blocks.append(("code", text, title))
+        Args:
+            kind: what it is.
+            content: a str of headings, text (words in backticks are code), figures (SVG, in HTML alone) and code
+                (TOML); a list of texts for items; of pairs for terms; a Table.
+            caption: below a table or figure; the title of code; of text its look: `lead`, `headline`, `strong`, `note`.
+        """
+        if content:
+            self.blocks.append((kind, content, caption))
 
     def html(self) -> str:
         """Return the page as one file that needs no other."""
@@ -66,7 +45,6 @@ class Page:
             undefined=StrictUndefined,
             trim_blocks=True,
         )
-        environment.filters["painted"] = painted
         page = environment.get_template("page.html.j2")
         return printable(page.render(title=self.title, blocks=self.blocks, palette=variables(":root")))
 
@@ -91,7 +69,7 @@ class Page:
         return paths
 
 
-def _markdown(kind: str, content: Any, caption: str) -> str:
+def _markdown(kind: Kind, content: Any, caption: str) -> str:
     match kind:
         case "h2" | "h3":
             return f"{'#' * int(kind[1])} {markdown_text(content)}"
@@ -100,12 +78,10 @@ def _markdown(kind: str, content: Any, caption: str) -> str:
             return f"**{text}**" if caption in ("headline", "strong") else text
         case "items":
             return "\n".join(f"- {markdown_text(text)}" for text in content)
-        case "facts":
-            return "\n".join(f"- {markdown_text(what)}: {markdown_text(value)}" for value, what in content)
         case "terms":
             return "\n".join(f"- {markdown_text(name)}: {markdown_text(value)}" for name, value in content)
         case "table":
-            return "\n".join(content.markdown()) + (f"\n\n{markdown_text(caption)}" if caption else "")
+            return f"{content.markdown()}\n\n{markdown_text(caption)}".strip()
         case "code":
             return f"{markdown_text(caption)}:\n\n```toml\n{printable(content).strip()}\n```"
     return ""

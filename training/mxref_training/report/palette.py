@@ -45,13 +45,8 @@ _PAIRS = {
 LIGHT = {name: light for name, (light, _) in _PAIRS.items()}
 DARK = {name: dark for name, (_, dark) in _PAIRS.items()}
 
-ON_PAPER = ("ink", "text", "muted", "gold-ink")
-"""Colours in which text is written on paper and on soft ground."""
-CHIPS = ("good", "bad", "open")
-"""Colours with the variants `-ink`, for text, and `-soft`, for the background of that text."""
-
-PAPER, INK, MUTED, GRID, BAND, SLATE, GREY, GOLD, GOLD_INK = (
-    LIGHT[name] for name in ("paper", "ink", "muted", "line", "soft", "slate", "grey", "gold", "gold-ink")
+PAPER, INK, MUTED, GRID, BAND, SLATE, GREY, GOLD = (
+    LIGHT[name] for name in ("paper", "ink", "muted", "line", "soft", "slate", "grey", "gold")
 )
 AZURE, TANGERINE, MINT = (LIGHT[name] for name in ("azure", "tangerine", "mint"))
 COLOURS = tuple(

@@ -22,17 +22,7 @@ if TYPE_CHECKING:
 # An underscore inside a word is no markup in CommonMark.
 _MARKUP = re.compile(r"[\\`*\[\]|]|(?<!\w)_|_(?!\w)")
 _STYLES = {"reproduced": "green", "not reproduced": "red", "underpowered": "yellow"}
-
-
-@dataclass(frozen=True)
-class VerdictCell:
-    """A cell with a word that stands out, and the reason in small print."""
-
-    word: str
-    why: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.word} ({self.why})" if self.why else self.word
+"""Of verdicts in a terminal; style.css has those of a page."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +39,13 @@ class Column:
     """Its value in a record: keys as `overhead.percent`, None where one is absent; or a function. Default: `key`."""
     left: bool = False
     """Whether it is text, which begins at the left."""
-    once: bool = False
-    """Whether a page leaves out a value that stands in the row above too."""
 
     @property
     def head(self) -> str:
         """What stands above the column."""
         return self.title or self.key
 
-    def value(self, record: Mapping[str, Any]) -> Any:
+    def value(self, record: Any) -> Any:
         """Return the column's value in a record."""
         if callable(self.of):
             return self.of(record)
@@ -74,36 +62,23 @@ class Table:
     name: str
     columns: Sequence[Column]
     rows: Sequence[Sequence[Any]]
-    dots: Sequence[str] = ()
-    """The colour of each row in the figures, which a page shows before the row's name."""
 
     @classmethod
-    def of(
-        cls,
-        name: str,
-        columns: Sequence[Column],
-        records: Iterable[Mapping[str, Any]],
-        dots: Sequence[str] = (),
-    ) -> Table:
+    def of(cls, name: str, columns: Sequence[Column], records: Iterable[Any]) -> Table:
         """Return a table with a row for each record."""
-        return cls(name, columns, [tuple(column.value(one) for column in columns) for one in records], dots)
+        return cls(name, columns, [tuple(column.value(one) for column in columns) for one in records])
 
     def shown(self) -> list[list[str]]:
         """Return all cells as a page writes them."""
-        return [
-            [written(value, column.form) for value, column in zip(row, self.columns, strict=True)]
-            for row in self.rows
-        ]
+        forms = [column.form for column in self.columns]
+        return [[written(value, form) for value, form in zip(row, forms, strict=True)] for row in self.rows]
 
     def without(self, *keys: str) -> Table:
         """Return the table without some columns, for a page that says the same elsewhere."""
         kept = [i for i, column in enumerate(self.columns) if column.key not in keys]
-        rows = [[row[i] for i in kept] for row in self.rows]
-        return Table(self.name, [self.columns[i] for i in kept], rows, self.dots)
-
-    def repeats(self, row: int, column: int) -> bool:
-        """Return whether a page leaves out a cell, because the row above has the same."""
-        return self.columns[column].once and row > 0 and self.rows[row][column] == self.rows[row - 1][column]
+        return Table(
+            self.name, [self.columns[i] for i in kept], [[row[i] for i in kept] for row in self.rows]
+        )
 
     def csv(self) -> str:
         """Return the table as CSV, its numbers in full."""
@@ -113,19 +88,21 @@ class Table:
         writer.writerows(self.rows)
         return out.getvalue()
 
-    def markdown(self) -> list[str]:
-        """Return the lines of the table in Markdown."""
-        titles = [column.head for column in self.columns]
+    def markdown(self) -> str:
+        """Return the table in Markdown."""
         rules = ["---" if column.left else "---:" for column in self.columns]
-        cells = [[markdown_text(text) for text in row] for row in (titles, *self.shown())]
-        return [f"| {' | '.join(row)} |" for row in (cells[0], rules, *cells[1:])]
+        head, *rows = ([markdown_text(text) for text in row] for row in (self._heads(), *self.shown()))
+        return "\n".join(f"| {' | '.join(row)} |" for row in (head, rules, *rows))
+
+    def _heads(self) -> list[str]:
+        return [column.head for column in self.columns]
 
     def screen(self, title: str = "", caption: str = "") -> Screen:
         """Return the table for a terminal."""
         from rich.table import Table as Screen
         from rich.text import Text
 
-        from mxref.terminal import BOX, HEAD, QUIET
+        from mxref.terminal import BOX, HEAD
 
         screen = Screen(
             title=title, title_justify="left", title_style="bold", box=BOX, header_style=HEAD, padding=(0, 1, 0, 0),
@@ -133,14 +110,8 @@ class Table:
         )  # fmt: skip
         for column in self.columns:
             screen.add_column(column.head, justify="left" if column.left else "right", no_wrap=True)
-        for i, row in enumerate(self.rows):
-            cells = []
-            for j, (value, column) in enumerate(zip(row, self.columns, strict=True)):
-                if isinstance(value, VerdictCell):
-                    cells.append(Text(value.word, _STYLES.get(value.word, QUIET)))
-                else:
-                    cells.append(Text("" if self.repeats(i, j) else written(value, column.form)))
-            screen.add_row(*cells)
+        for row in self.shown():
+            screen.add_row(*(Text(text, _STYLES.get(text, "")) for text in row))
         return screen
 
 
@@ -160,7 +131,7 @@ def written(value: Any, form: str = "") -> str:
     """Return a value as a page writes it: a dash for nothing, a true minus sign."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
-    if isinstance(value, bool | str | VerdictCell):
+    if isinstance(value, bool | str):
         return str(value)
     if form:
         return format(value, form).replace("-", "−")

@@ -21,7 +21,6 @@ from mxref_training.report.ladder.words import (
     label_of,
     noise_line,
     provenance,
-    reach_line,
     target_line,
 )
 from mxref_training.report.page import Page
@@ -39,10 +38,11 @@ Results = dict[str, Any]
 
 def screen(results: Results, width: int = WIDE) -> Screen:
     """Return the table for a terminal; below `WIDE` columns it leaves out tokens and the second gap."""
-    table = results_table(results)
-    table = table if width >= WIDE else table.without("tokens", "gap_high_precision")
+    table = results_table(results).without(
+        "reason", *([] if width >= WIDE else ["tokens", "gap_high_precision"])
+    )
     head = f"{results['title']}\n{noise_line(results)}"
-    return table.screen(head, f"{target_line(results)}\n{reach_line(results)}\n{headline(results)}")
+    return table.screen(head, f"{target_line(results)}\n{headline(results)}")
 
 
 def ladder_page(results: Results, probe: Section | None = None) -> Page:
@@ -52,61 +52,64 @@ def ladder_page(results: Results, probe: Section | None = None) -> Page:
         results: the content of `results.json`.
         probe: what was found at the reference's checkpoint without training.
     """
-    reference = label_of(results, "reference")
     page = Page(results["title"])
     if probe:
-        page.text(probe.headline, "headline")
-    page.text(headline(results), "" if probe else "headline")
-    page.text(noise_line(results), "strong")
-    page.table(
+        page.add("text", probe.headline, "headline")
+    page.add("text", headline(results), "" if probe else "headline")
+    page.add("text", noise_line(results), "strong")
+    page.add(
+        "table",
         results_table(results),
         f"{target_line(results)} Δ: loss at equal tokens less that of the arm, in nats.",
     )
-    page.heading(f"Overheads: tokens to target beyond those of {reference}")
-    page.figure(
+    page.add("h2", f"Overheads: tokens to target beyond those of {label_of(results, 'reference')}")
+    page.add(
+        "figure",
         overheads_svg(results),
-        "Bars: this ladder. Thin lines: 95 % intervals, where they fit. Yellow: the paper's range. Hatched: diverged. "
+        "Bars: this ladder. Thin lines: 95 % intervals. Yellow: the paper's range. Hatched: diverged. "
         "A triangle: the target was not reached within the budget.",
     )
-    page.heading("Curves")
-    page.figure(
+    page.add("h2", "Curves")
+    page.add(
+        "figure",
         curves_svg(results),
         "Left: validation loss; the first fall is cut off. Right, to the scale of the second half: the same less the "
         "reference's of the same seed at equal tokens; grey is the distance between runs of the reference with "
-        "different seeds. Thin lines are further seeds.",
+        "different seeds. Thin lines are further seeds. The names are in the order of the ends.",
     )
     if asked := results.get("contrasts"):
-        page.heading("Questions")
-        page.items([f"{one['question']} {one['answer']}" for one in asked])
-        page.table(answers_table(results))
+        page.add("h2", "Questions")
+        page.add("items", [f"{one['question']} {one['answer']}" for one in asked])
+        page.add("table", answers_table(results))
     if again := exploratory_table(results):
-        page.heading("Exploratory")
-        page.text(f"{exploratory_line(results)} {results['rules']['exploratory']}".strip())
-        page.table(again)
+        page.add("h2", "Exploratory")
+        page.add("text", f"{exploratory_line(results)} {results['rules']['exploratory']}".strip())
+        page.add("table", again)
     if last := last_tables(results):
-        page.heading("Last checkpoints, evaluated on more")
+        page.add("h2", "Last checkpoints, evaluated on more")
     for what, table in last:
-        page.text(what)
-        page.table(table)
+        page.add("text", what)
+        page.add("table", table)
     if probe:
-        page.heading("One step without training noise")
-        page.text(probe.lead)
-        page.table(
+        page.add("h2", "One step without training noise")
+        page.add("text", probe.lead)
+        page.add(
+            "table",
             probe.table,
             "Medians over the layers; `probe.html` beside this page has every layer, the errors by cause, and how the "
             "numbers are defined.",
         )
-    page.heading("How to read this")
-    for text in (results["description"], reach_line(results), how_to_read(results)):
-        page.text(text)
-    page.items(list(results["rules"].values()))
-    page.heading("Recipes")
+    page.add("h2", "How to read this")
+    page.add("text", results["description"])
+    page.add("text", how_to_read(results))
+    page.add("items", list(results["rules"].values()))
+    page.add("h2", "Recipes")
     sources = dict.fromkeys(arm["paper"]["source"] for arm in results["arms"] if arm["paper"])
     claims = f"The paper's numbers: {'; '.join(sources)}. DNC: does not converge. " if sources else ""
-    page.table(recipes_table(results), f"{claims}Every operand of every arm is in `results.json`.")
-    page.heading("Provenance")
-    page.terms(provenance(results))
-    page.code("Training configuration", dumps(results["config"]))
+    page.add("table", recipes_table(results), f"{claims}Every operand of every arm is in `results.json`.")
+    page.add("h2", "Provenance")
+    page.add("terms", provenance(results))
+    page.add("code", dumps(results["config"]), "Training configuration")
     return page
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from mxref_training.report.ladder.plots import colours, short_names
+from mxref_training.report.ladder.plots import short_names
 from mxref_training.report.ladder.words import label_of, provenance
-from mxref_training.report.table import Column, Table, VerdictCell, plain, written
+from mxref_training.report.table import Column, Table, plain, written
 
 Results = dict[str, Any]
 Record = Mapping[str, Any]
@@ -18,10 +18,10 @@ _PURPOSES = {"reference": "reference", "noise": "noise", "arm": "no claim"}
 
 
 def _arms(results: Results, name: str, *columns: Column) -> Table:
-    """Return a table with a row for each arm, which begins with its name and its colour in the figures."""
-    names, shade = short_names(results["arms"]), colours(results["arms"])
+    """Return a table with a row for each arm, which begins with its name in the figures."""
+    names = short_names(results["arms"])
     arm = Column("arm", of=lambda arm: names[arm["name"]], left=True)
-    return Table.of(name, [arm, *columns], results["arms"], [shade[arm["name"]] for arm in results["arms"]])
+    return Table.of(name, [arm, *columns], results["arms"])
 
 
 def results_table(results: Results) -> Table:
@@ -37,9 +37,12 @@ def results_table(results: Results) -> Table:
         Column("gap_reference", f"Δ {reference}", "+.4f"),
         Column("gap_high_precision", f"Δ {second}", "+.4f"),
         Column("verdict", of=verdict, left=True),
+        Column("reason", of="verdict.reason", left=True),
     )
     claimed = any(arm["paper"] for arm in results["arms"])
-    return table.without(*([] if second else ["gap_high_precision"]), *([] if claimed else ["paper"]))
+    return table.without(
+        *([] if second else ["gap_high_precision"]), *([] if claimed else ["paper", "reason"])
+    )
 
 
 def overhead(arm: Record) -> str:
@@ -57,10 +60,9 @@ def half_width(arm: Record) -> str:
     return "?" if found["half_width"] is None else f"{found['half_width']:.1f}"
 
 
-def verdict(arm: Record) -> VerdictCell:
-    """Return the verdict on a claim with its reason; the arm's purpose, if the paper claims nothing about it."""
-    found = arm["verdict"]
-    return VerdictCell(found["verdict"], found["reason"]) if found else VerdictCell(_PURPOSES[arm["role"]])
+def verdict(arm: Record) -> str:
+    """Return the verdict on a claim; the arm's purpose, if the paper claims nothing about it."""
+    return str(arm["verdict"]["verdict"] if arm["verdict"] else _PURPOSES[arm["role"]])
 
 
 def _count(tokens: float | None) -> str:
@@ -168,7 +170,7 @@ def last_tables(results: Results) -> list[tuple[str, Table]]:
         return []
     first = reference["runs"][0]["last"]
     others = [arm for arm in arms if arm["role"] == "arm"]
-    head = [Column("stage", "Stage", left=True, once=True), Column("arm", "Arm", of="label", left=True)]
+    head = [Column("stage", "Stage", left=True), Column("arm", "Arm", of="label", left=True)]
 
     def gap(key: str, title: str, recipe: str, text: str) -> Column:
         return Column(key, title, of=lambda arm: _said(gaps(arm, reference, recipe, text)))

@@ -26,45 +26,20 @@ def noise(results: Results) -> float | None:
     return max((width for width in widths if width is not None), default=alone)
 
 
-def ranks(results: Results) -> bool:
-    """Return whether the intervals of two arms do not overlap, the reference's own being the noise; or one diverged."""
-    width = noise(results)
-    found = [arm["overhead"] for arm in results["arms"] if arm["overhead"]]
-    if width is None:
-        return False
-    lows = [-width, *(one["low"] for one in found if one["low"] is not None)]
-    highs = [width, *(one["high"] for one in found if one["high"] is not None)]
-    return max(lows) > min(highs) or any(one["reach"] == "diverged" for one in found)
-
-
 def noise_line(results: Results) -> str:
-    """Return how large the noise is, and whether it leaves anything to rank."""
-    width = noise(results)
-    if width is None:
-        return "noise unknown: too few seeds to rank"
-    if not ranks(results):
-        return f"noise ± {width:.1f} %: too short to rank"
-    return f"noise ± {width:.1f} %: arms whose intervals overlap are not ranked"
-
-
-def reach_line(results: Results) -> str:
-    """Return what a ladder of this length and these seeds can show, and what it cannot."""
-    length = f"A ladder of {results['tokens']:,} tokens an arm"
+    """Return how large the noise is, and what a ladder of this length and these seeds cannot show."""
     width = noise(results)
     if width is None:
         return (
-            f"{length} and one seed can show that every recipe trains. It cannot show which is better: what another "
-            "seed alone does is unknown."
+            "Noise unknown: one seed can show that every recipe trains, and not which is better, because nobody knows "
+            "what another seed alone does."
         )
-    can = f"{length} can show that every recipe trains, and differences above {width:.1f} % in tokens to the target."
     claims = [arm["paper"]["range"] for arm in results["arms"] if arm["paper"] and arm["paper"]["range"]]
-    small = [low for low, _ in claims if low < width]
-    if not small:
-        return can
-    later = any(arm["paper"] and arm["paper"]["range"] is None for arm in results["arms"])
+    least = min((low for low, _ in claims), default=width)
     return (
-        f"{can} It cannot show differences as small as the claimed ones, which begin at {min(small):g} %"
-        + (", nor a divergence that comes later than its runs end." if later else ".")
+        f"Noise ± {width:.1f} % in tokens to the target: this ladder shows no smaller difference"
+        + (f", such as the least that is claimed, {least:g} %" if least < width else "")
+        + ". Arms whose intervals overlap are not ranked."
     )
 
 
@@ -173,27 +148,25 @@ def how_to_read(results: Results) -> str:
 def provenance(results: Results) -> list[tuple[str, str]]:
     """Return the provenance of the numbers: software, hardware, data, size and time."""
     model, run = results["config"]["model"], results["config"]["run"]
-    shape = (
-        f"{model['layers']} layers, width {model['width']}, FFN {model['ffn']}, vocabulary {model['vocab']:,}"
-    )
-    steps = f"{run['steps']} steps of {run['batch']} × {run['seq_len']}"
-    lines = [
-        ("mxref", f"{results['mxref']}, backend {results['backend']}"),
-        ("Model", shape),
-        ("Tokens per arm", f"{results['tokens']:,} ({steps})"),
-        ("Data", results["data"]["report"]),
-        *([("Deterministic", "no kernel was chosen by its time")] if run.get("deterministic") else []),
-        *((f"SHA-256, {side}", sha) for side, sha in results["data"]["hashes"].items()),
-        ("Training time, all arms", f"{sum(arm['seconds'] for arm in results['arms']):,.0f} s"),
-    ]
-    # Arms may have run on different machines: each distinct value is shown.
-    seen: dict[str, list[str]] = {}
-    for one in (run for arm in results["arms"] for run in arm["runs"]):
-        for part in ("versions", "hardware"):
-            if value := one["environment"].get(part):
-                said = (
-                    ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
-                )
-                values = seen.setdefault(part.capitalize(), [])
-                values += [said] if said not in values else []
-    return lines + [(name, "; ".join(values)) for name, values in seen.items()]
+    lines = {
+        "mxref": f"{results['mxref']}, backend {results['backend']}",
+        "Model": f"{model['layers']} layers, width {model['width']}, FFN {model['ffn']}, vocabulary {model['vocab']:,}",
+        "Tokens per arm": f"{results['tokens']:,} ({run['steps']} steps of {run['batch']} × {run['seq_len']})",
+        "Data": results["data"]["report"],
+    }
+    if run.get("deterministic"):
+        lines["Deterministic"] = "no kernel was chosen by its time"
+    lines |= {f"SHA-256, {side}": sha for side, sha in results["data"]["hashes"].items()}
+    lines["Training time, all arms"] = f"{sum(arm['seconds'] for arm in results['arms']):,.0f} s"
+    environments = [run["environment"] for arm in results["arms"] for run in arm["runs"]]
+    for part in ("versions", "hardware"):
+        # Arms may have run on different machines: each distinct value is shown.
+        said = [facts_of(one[part]) for one in environments if one.get(part)]
+        if said:
+            lines[part.capitalize()] = "; ".join(dict.fromkeys(said))
+    return list(lines.items())
+
+
+def facts_of(found: dict[str, Any]) -> str:
+    """Return names with their values in one line."""
+    return ", ".join(f"{name} {value}" for name, value in found.items())

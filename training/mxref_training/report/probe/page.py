@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mxref_training.probe.results import Results
+from mxref_training.report.ladder.words import facts_of
 from mxref_training.report.page import Page
 from mxref_training.report.probe.plots import figures
 from mxref_training.report.probe.tables import ROLES, headline, summary
@@ -25,31 +26,33 @@ def write_page(results: Results, folder: Path) -> tuple[Path, Path]:
 def probe_page(results: Results) -> Page:
     """Return the page: what decides, the medians, the figures, and what the numbers stand on."""
     page = Page(f"Probe of {', '.join(moment['name'] for moment in results['moments'])}")
-    page.text(headline(results), "headline")
-    page.text(
+    page.add("text", headline(results), "headline")
+    page.add(
+        "text",
         f"{len(results['recipes'])} recipes on {results['batch']['name']}. One forward and backward pass in BF16 gives "
         "X, W and dY of every linear layer. Each recipe's operands and GEMMs are compared with exact products on them. "
         "A recipe with phases is shown as it is at the step of the checkpoint. No weight is updated.",
         "lead",
     )
-    page.table(
+    page.add(
+        "table",
         summary(results),
         "Medians over the layers, also over those that a recipe leaves in BF16. SNR: energy of the exact product over "
         "that of the error. Bias: the error's projection on the exact product, over that product's own; negative means "
-        "that the result shrinks. The last column: how much of the error of Wgrad's X is the same for all elements of "
-        "a Hadamard group.",
+        "that the result shrinks.",
     )
-    last = results["moments"][-1]["name"]
     for name, svg in figures(results).items():
         title, caption = _FIGURES[name]
-        page.heading(title.format(draws=results["draws"], last=last))
-        page.figure(svg, caption)
-    page.heading("Recipes")
+        page.add("h2", title)
+        page.add("figure", svg, caption)
+    page.add("h2", "Recipes")
     columns = [Column("recipe", "Recipe", of="label", left=True), Column("digest", "Digest", left=True)]
     columns += [Column(role.capitalize(), left=True) for role in ROLES]
-    page.table(Table.of("recipes", columns, [one | dict(one["treatment"]) for one in results["recipes"]]))
-    page.heading("Provenance")
-    page.terms(_provenance(results))
+    page.add(
+        "table", Table.of("recipes", columns, [one | dict(one["treatment"]) for one in results["recipes"]])
+    )
+    page.add("h2", "Provenance")
+    page.add("terms", _provenance(results))
     return page
 
 
@@ -68,22 +71,10 @@ _FIGURES = {
         "block would take away. Dead zone: elements that became zero. Clipping: elements above the largest magnitude. "
         "Grid noise: the rest.",
     ),
-    "mean": (
-        "Means of groups",
-        "Medians over the layers. Hollow: how much of the operand's energy is the mean of its group; the groups are "
-        "those of the recipe's Hadamard transform, or of 16 elements. Filled: the same of the error, rotated back.",
-    ),
     "variance": (
-        "Variance over {draws} draws of the random bits",
+        "Variance over draws of the random bits",
         "A dot is a layer: the variance of an element of the product, averaged over a corner of it. Recipes without "
         "random bits have none.",
-    ),
-    "growth": (
-        "Variance by contraction length, {last}",
-        "MXFP4 with stochastic rounding, FLOOR and the prescale of 3/4, without and with random Hadamard transforms of "
-        "64 elements. Lines: medians over the layers of the block in the middle, relative to the variance of SR at the "
-        "length 64. Dashed: the bounds, in the form of theorem 3.2 of Tseng et al. (arXiv 2502.20586) with their "
-        "constants.",
     ),
 }
 """Heading and caption of each figure."""
@@ -91,24 +82,21 @@ _FIGURES = {
 
 def _provenance(results: Results) -> list[tuple[str, str]]:
     batch, backend = results["batch"], results["backend"]
-    lines = [
+    moments = [
+        (
+            moment["name"],
+            f"{moment['checkpoint']}, after {moment['tokens']:,} tokens, trained by recipe "
+            f"{moment['trained_by'] or 'without a name'}, loss of the batch {moment['loss']:.4f}; SHA-256 of the "
+            f"weights {moment['model_sha256']}",
+        )
+        for moment in results["moments"]
+    ]
+    return [
         ("mxref", f"{results['mxref']}, backend {backend['name']} {backend['details']}".strip()),
         (
             "Batch",
             f"{batch['sequences']} × {batch['length']} tokens, {batch['name']}; SHA-256 {batch['sha256']}",
         ),
-    ]
-    for moment in results["moments"]:
-        by = moment["trained_by"]
-        lines.append(
-            (
-                moment["name"],
-                f"{moment['checkpoint']}, after {moment['tokens']:,} tokens, "
-                f"{f'trained by recipe {by}' if by else 'of an unnamed recipe'}, loss of the batch "
-                f"{moment['loss']:.4f}; SHA-256 of the weights {moment['model_sha256']}",
-            )
-        )
-    return lines + [
-        (part.capitalize(), ", ".join(f"{key} {value}" for key, value in results[part].items()))
-        for part in ("versions", "hardware")
+        *moments,
+        *((part.capitalize(), facts_of(results[part])) for part in ("versions", "hardware")),
     ]

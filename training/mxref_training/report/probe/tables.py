@@ -11,7 +11,7 @@ from typing import Any
 
 from mxref.roles import OPERANDS, GemmRole
 from mxref_training.probe.results import JSON, Results, Row, load, rows
-from mxref_training.report.table import Column, Table, middle, plain
+from mxref_training.report.table import Column, Table, middle, plain, written
 from mxref_training.wording import counted
 
 ROLES = [role.value for role in GemmRole]
@@ -29,34 +29,24 @@ def slot_title(role: str, tensor: str) -> str:
 def summary(results: Results) -> Table:
     """Return for each checkpoint and recipe the medians over the layers."""
     products = rows(results, "products")
-    wgrad_x = [row for row in rows(results, "operands") if (row["role"], row["operand"]) == ("wgrad", "x")]
 
-    def over(found: Sequence[Row], key: str, role: str, scale: float = 1) -> Callable[[Any], float | None]:
+    def over(key: str, role: str, scale: float = 1) -> Callable[[Any], float | None]:
         """Return a function that takes the median of a number over the layers that have it."""
         values: dict[tuple[str, str], list[float]] = defaultdict(list)
-        for row in found:
-            if row["role"] == role and row.get(key) is not None:
+        for row in products:
+            if row["role"] == role and row[key] is not None:
                 values[row["moment"], row["recipe"]].append(scale * row[key])
         return lambda line: middle(values[line["moment"], line["name"]])
 
     columns = [
-        Column("moment", "Checkpoint", left=True, once=True),
+        Column("moment", "Checkpoint", left=True),
         Column("recipe", "Recipe", of="label", left=True),
+        *(Column(f"snr_{role}", f"SNR, dB\n{role.capitalize()}", ".1f", over("snr", role)) for role in ROLES),
         *(
-            Column(f"snr_{role}", f"SNR, dB\n{role.capitalize()}", ".1f", over(products, "snr", role))
+            Column(f"bias_{role}", f"Bias, %\n{role.capitalize()}", "+.2f", over("bias", role, 100))
             for role in ROLES
         ),
-        *(
-            Column(f"bias_{role}", f"Bias, %\n{role.capitalize()}", "+.2f", over(products, "bias", role, 100))
-            for role in ROLES
-        ),
-        Column("cosine_wgrad", "Cosine\nof dW", ".4f", over(products, "cosine", "wgrad")),
-        Column(
-            "mean_wgrad_x",
-            "Wgrad X: error in\nmeans of groups, %",
-            ".1f",
-            over(wgrad_x, "dc_noise", "wgrad", 100),
-        ),
+        Column("cosine_wgrad", "Cosine\nof dW", ".4f", over("cosine", "wgrad")),
     ]
     moments = [moment["name"] for moment in results["moments"]]
     lines = [recipe | {"moment": moment} for moment in moments for recipe in results["recipes"]]
@@ -72,19 +62,18 @@ def headline(results: Results) -> str:
     last = results["moments"][-1]["name"]
     snr: dict[str, dict[str, float]] = defaultdict(dict)
     for row in rows(results, "products"):
-        if (row["moment"], row["role"], row["formats"]) == (last, "wgrad", "mxfp4") and row[
-            "snr"
-        ] is not None:
+        place = row["moment"], row["role"], row["formats"]
+        if place == (last, "wgrad", "mxfp4") and row["snr"] is not None:
             snr[row["recipe"]][row["layer"]] = row["snr"]
     labels = {one["name"]: one["label"] for one in results["recipes"] if one["name"] in snr}
     if len(labels) < 2:
         return "Fewer than two recipes have Wgrad in MXFP4: there is nothing to rank."
     first, *others = labels
+    base = snr[first]
     apart = {
-        labels[name]: [snr[name][layer] - snr[first][layer] for layer in snr[name] if layer in snr[first]]
-        for name in others
+        name: [value - base[layer] for layer, value in snr[name].items() if layer in base] for name in others
     }
-    ranked = sorted((label for label in apart if apart[label]), key=lambda label: median(apart[label]))
+    ranked = sorted((name for name in others if apart[name]), key=lambda name: median(apart[name]))
     if not ranked:
         return (
             f"No other recipe has Wgrad in MXFP4 in the layers of {labels[first]}: there is nothing to rank."
@@ -92,18 +81,18 @@ def headline(results: Results) -> str:
     worst, best = ranked[0], ranked[-1]
     adds, removes = "no recipe adds anything", "no recipe removes anything"
     if median(apart[best]) > 0:
-        adds = f"{best} adds {_decibels(apart[best])}"
+        adds = f"{labels[best]} adds {_decibels(apart[best])}"
     if median(apart[worst]) < 0:
-        removes = f"{worst} removes {_decibels([-value for value in apart[worst]])}"
+        removes = f"{labels[worst]} removes {_decibels([-value for value in apart[worst]])}"
     return (
-        f"In dW, against {labels[first]} ({median(snr[first].values()):.1f} dB), {adds}, and {removes}: medians and "
-        f"bounds over {counted(len(apart[best]), 'layer')}, for {len(labels)} recipes with Wgrad in MXFP4. No training "
-        "noise enters this comparison; whether such an error changes a loss, it does not say."
+        f"In dW, against {labels[first]} ({median(base.values()):.1f} dB), {adds}, and {removes}: medians and bounds "
+        f"over {counted(len(apart[best]), 'layer')}, for {len(labels)} recipes with Wgrad in MXFP4. No training noise "
+        "enters this comparison; whether such an error changes a loss, it does not say."
     )
 
 
 def _decibels(values: Sequence[float]) -> str:
-    low, high = (f"{value:.1f}".replace("-", "−") for value in (min(values), max(values)))
+    low, high = (written(value, ".1f") for value in (min(values), max(values)))
     return f"{median(values):.1f} dB ({low} to {high})"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from mxref.roles import GemmRole
@@ -12,7 +11,7 @@ from mxref_training.report.page import Page
 from mxref_training.report.probe.tables import slot_title
 from mxref_training.report.runs import plots, tables
 from mxref_training.report.runs.read import Run
-from mxref_training.report.table import written
+from mxref_training.report.table import Table
 
 REPORT, COMPARISON = "report", "comparison"
 """Names of the files, without their suffixes: of one run, and of several."""
@@ -22,18 +21,6 @@ WITHOUT = (
     "50th step; a run that is under way takes it up when the same command is given with it. It changes no bit of the "
     "run."
 )
-
-
-def facts(run: Run) -> list[tuple[str, str]]:
-    """Return the few numbers that stand at the head of a page."""
-    evaluated = tables.last(run.evaluations, "step")
-    step, tokens = (written(tables.last(run.steps, key)) for key in ("step", "tokens"))
-    return [
-        (written(tables.final_loss(run), ".4f"), f"validation loss, step {written(evaluated)}"),
-        (written(tables.last(run.steps, "loss"), ".4f"), f"training loss, step {step}"),
-        (tokens, f"tokens in {step} of {written(run.config['run'].get('steps'))} steps"),
-        (written(tables.rate(run), ",.0f"), "tokens per second, median"),
-    ]
 
 
 def signs(runs: Sequence[Run]) -> list[str]:
@@ -51,8 +38,7 @@ def signs(runs: Sequence[Run]) -> list[str]:
                 found.append(
                     f"{who}{says.format(worst[key] * (100 if key == 'bias' else 1))} in {where}{more}."
                 )
-        step = tables.last(run.operands, "step")
-        low = [x for x in run.gradients if x["step"] == step and (x["cosine"] or 1.0) < _COSINE]
+        low = [x for x in run.gradients if x["step"] == run.measured[-1] and (x["cosine"] or 1.0) < _COSINE]
         if low:
             worst = min(low, key=lambda x: x["cosine"])
             more = f", and {len(low) - 1} more layers" if len(low) > 1 else ""
@@ -86,86 +72,81 @@ def write_page(runs: Sequence[Run], folder: Path) -> tuple[Path, Path]:
 def runs_page(runs: Sequence[Run]) -> Page:
     """Return the page of one run, or of several side by side."""
     several, measured = len(runs) > 1, [run for run in runs if run.operands]
-    alone = [] if several else ["run"]
     page = Page(_title(runs))
-    page.text(_lead(runs), "lead")
-    if several:
-        table = tables.overview(runs).without("best_val_loss")
-        page.table(replace(table, dots=[*plots.run_colours(runs).values()]))
-    else:
-        page.facts(facts(runs[0]))
-    page.heading("Curves")
-    page.figure(plots.curves_svg(runs))
-    page.figure(plots.progress_svg(runs), "The colours are those of the table above." if several else "")
-    page.heading("Telemetry")
-    page.text(_without(runs))
+    page.add("text", _lead(runs), "lead")
+    page.add("table", _own(tables.overview(runs), several).without("best_val_loss"))
+    page.add("h2", "Curves")
+    page.add("figure", plots.curves_svg(runs))
+    page.add(
+        "figure", plots.progress_svg(runs), "The colours are those of the curves above." if several else ""
+    )
+    page.add("h2", "Telemetry")
+    page.add("text", _without(runs))
     if measured:
-        _telemetry(page, measured, signs(runs), several)
-    page.heading("Recipes" if several else "Recipe")
-    page.table(tables.recipes(runs).without(*alone))
-    census = tables.census(runs)
-    if census.rows:
-        page.heading("GEMMs that ran")
-        page.table(
-            census.without("step", *alone),
-            "In the last measured step, all micro-batches together. The first step of every process is compared with "
-            "the recipe, and a run that differs stops.",
-        )
+        _telemetry(page, runs, measured)
+    page.add("h2", "Recipes" if several else "Recipe")
+    page.add("table", _own(tables.recipes(runs), several))
     config, recipe, machine = tables.settings(runs)
     if several:
         for heading, table in (("Configuration", config), ("Recipe", recipe), ("Environment", machine)):
             apart = tables.differing(table)
-            page.heading(f"{heading}: differences")
-            if apart.rows:
-                page.table(apart)
-            else:
-                page.text("None.")
+            page.add("h2", f"{heading}: differences")
+            page.add(*(("table", apart) if apart.rows else ("text", "None.")))
     else:
-        page.heading("Environment")
-        page.terms([(key, value) for key, value in machine.shown()])
+        page.add("h2", "Environment")
+        page.add("terms", machine.shown())
     for run in runs:
         of = f" of {run.name}" if several else ""
-        page.code(f"Configuration{of}", dumps(run.config))
-        page.code(f"Recipe{of}", dumps(run.recipe))
+        page.add("code", dumps(run.config), f"Configuration{of}")
+        page.add("code", dumps(run.recipe), f"Recipe{of}")
     return page
 
 
-def _telemetry(page: Page, runs: Sequence[Run], warnings: Sequence[str], several: bool) -> None:
+def _own(table: Table, several: bool) -> Table:
+    """Return a table without the columns that tell runs apart, if there is only one."""
+    return table if several else table.without("run", "val_difference")
+
+
+def _telemetry(page: Page, runs: Sequence[Run], measured: Sequence[Run]) -> None:
     """Add the telemetry of the runs that have some."""
-    alone = [] if several else ["run"]
-    if warnings:
-        page.items(warnings)
-    else:
-        page.text("Nothing in the last measured step is beyond the limits at which a number is worth a look.")
-    page.table(
-        tables.summary(runs).without("step", *(alone or ["snr_layer"])),
-        f"Median and extremes over the layers, in the last measured step ({_steps(runs)}). Clipped: beyond the largest "
-        "magnitude. Zeroed: a value that became zero. Bias: the relative error with its sign, weighted by magnitude. "
-        "Scales: bytes of block formats; for FP8 the factor itself.",
+    several = len(runs) > 1
+    found = signs(measured)
+    page.add("items", found)
+    if not found:
+        page.add(
+            "text",
+            "Nothing in the last measured step is beyond the limits at which a number is worth a look.",
+        )
+    page.add(
+        "table",
+        _own(tables.summary(measured), several).without("step", *(["snr_layer"] if several else [])),
+        f"Median and extremes over the layers, in the last measured step ({_steps(measured)}). Clipped: beyond the "
+        "largest magnitude. Zeroed: a value that became zero. Bias: the relative error with its sign, weighted by "
+        "magnitude. Scales: bytes of block formats; for FP8 the factor itself.",
     )
-    page.heading("Telemetry over the steps")
-    page.figure(
-        plots.lines_svg(runs, plots.METRICS[:4]),
-        "Lines: the median over the layers of each run, in the colours above. Bands: from the tenth to the ninetieth "
-        "percentile of the layers."
+    aligned = [run for run in measured if run.gradients]
+    page.add("h2", "Telemetry over the steps")
+    page.add("figure", plots.lines_svg(runs, plots.METRICS))
+    if aligned:
+        page.add("figure", plots.lines_svg(runs, [plots.COSINE]))
+    page.add(
+        "text",
+        "Lines: the median over the layers of each run, in the colours of the curves above."
         if several
         else "Thin lines: one for each layer. Bold: their median.",
+        "note",
     )
-    if aligned := [run for run in runs if run.gradients]:
-        page.heading("Gradients of the weights")
-        page.figure(plots.lines_svg(aligned, [plots.COSINE]))
-        page.figure(
-            plots.heat_svg(aligned, plots.COSINE),
-            "The angle between the gradient from quantized operands and the exact one from the same X and dY; 1 is no "
-            "difference in direction. Above: over the steps. Below: by layer in the last measured step.",
-        )
-        page.table(tables.alignment(aligned, 2 if several else 5).without("step", *alone))
-    page.heading("Telemetry by layer")
+    page.add("h2", "Telemetry by layer")
     for metric in plots.METRICS:
-        page.heading(metric.title, 3)
-        page.figure(plots.heat_svg(runs, metric))
-    page.text(
-        f"Rows: blocks of the model. Columns: their linear layers. Last measured step ({_steps(runs)}).",
+        page.add("h3", metric.title)
+        page.add("figure", plots.heat_svg(measured, metric))
+    if aligned:
+        page.add("h3", plots.COSINE.title)
+        page.add("figure", plots.heat_svg(aligned, plots.COSINE))
+    page.add(
+        "text",
+        f"Rows: blocks of the model. Columns: their linear layers. Last measured step ({_steps(measured)}). Cosine: of "
+        "the angle between the gradient from quantized operands and the exact one from the same X and dY.",
         "note",
     )
 

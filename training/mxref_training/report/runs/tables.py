@@ -15,49 +15,33 @@ from mxref_training.report.runs.read import Line, Run
 from mxref_training.report.table import Column, Table, middle, plain
 from mxref_training.treatment import describe
 
-_RUN = Column("run", "Run", left=True)
-_STEP = Column("step", "Step")
-
 
 def overview(runs: Sequence[Run]) -> Table:
     """Return the result of each run, one row for each."""
-    columns = [
-        _RUN,
-        Column("recipe_digest", "Recipe", left=True),
-        Column("backend", "Backend", left=True),
-        Column("steps", "Steps"),
-        Column("tokens", "Tokens"),
-        Column("train_loss", "Training\nloss", ".4f"),
-        Column("val_loss", "Validation\nloss", ".4f"),
-        Column("val_difference", "Difference\nfrom first", "+.4f"),
-        Column("best_val_loss", "Best", ".4f"),
-        Column("tokens_per_second", "Tokens/s", ",.0f"),
-        Column("skipped", "Skipped\nsteps"),
-        Column("widened", "Widened\nsteps"),
-        Column("telemetry_steps", "Measured\nsteps"),
-    ]
     first = final_loss(runs[0])
-    rows = []
-    for run in runs:
+
+    def difference(run: Run) -> float | None:
         own = final_loss(run)
-        rows.append(
-            {
-                "run": run.name,
-                "recipe_digest": run.record.get("recipe_digest"),
-                "backend": run.record.get("backend"),
-                "steps": last(run.steps, "step"),
-                "tokens": last(run.steps, "tokens"),
-                "train_loss": last(run.steps, "loss"),
-                "val_loss": own,
-                "val_difference": None if own is None or first is None or run is runs[0] else own - first,
-                "best_val_loss": min(_known(run.evaluations, "val_loss"), default=None),
-                "tokens_per_second": rate(run),
-                "skipped": sum("skipped" in line for line in run.steps),
-                "widened": sum("widened" in line for line in run.steps),
-                "telemetry_steps": len(run.measured),
-            }
-        )
-    return Table.of("runs", columns, rows)
+        return None if own is None or first is None or run is runs[0] else own - first
+
+    columns = [
+        Column("run", "Run", of=lambda run: run.name, left=True),
+        Column("recipe_digest", "Recipe", of=lambda run: run.record.get("recipe_digest"), left=True),
+        Column("backend", "Backend", of=lambda run: run.record.get("backend"), left=True),
+        Column("steps", "Steps", of=lambda run: last(run.steps, "step")),
+        Column("tokens", "Tokens", of=lambda run: last(run.steps, "tokens")),
+        Column("train_loss", "Training\nloss", ".4f", lambda run: last(run.steps, "loss")),
+        Column("val_loss", "Validation\nloss", ".4f", final_loss),
+        Column("val_difference", "Difference\nfrom first", "+.4f", difference),
+        Column(
+            "best_val_loss", "Best", ".4f", lambda run: min(_known(run.evaluations, "val_loss"), default=None)
+        ),
+        Column("tokens_per_second", "Tokens/s", ",.0f", rate),
+        Column("skipped", "Skipped\nsteps", of=lambda run: sum("skipped" in line for line in run.steps)),
+        Column("widened", "Widened\nsteps", of=lambda run: sum("widened" in line for line in run.steps)),
+        Column("telemetry_steps", "Measured\nsteps", of=lambda run: len(run.measured)),
+    ]
+    return Table.of("runs", columns, runs)
 
 
 def final_loss(run: Run) -> float | None:
@@ -78,39 +62,26 @@ def rate(run: Run) -> float | None:
 
 def recipes(runs: Sequence[Run]) -> Table:
     """Return the treatment of the three GEMMs of each run."""
+
+    def treatment(role: GemmRole) -> Column:
+        name = role.value.capitalize()
+        return Column(role.value, name, of=lambda run: dict(describe(run.recipe))[name], left=True)
+
     columns = [
-        _RUN,
-        Column("recipe_digest", "Digest", left=True),
-        *(Column(role.value, role.value.capitalize(), left=True) for role in GemmRole),
-        Column("gemm", "Profile", left=True),
-        Column("keep_bf16", "In BF16", left=True),
+        Column("run", "Run", of=lambda run: run.name, left=True),
+        Column("recipe_digest", "Digest", of=lambda run: run.record.get("recipe_digest"), left=True),
+        *map(treatment, GemmRole),
+        Column("gemm", "Profile", of=lambda run: str(run.recipe.gemm.value), left=True),
+        Column("keep_bf16", "In BF16", of=lambda run: ", ".join(run.recipe.keep_bf16), left=True),
     ]
-    rows = [
-        {"run": run.name, "recipe_digest": run.record.get("recipe_digest")}
-        | {role.lower(): text for role, text in describe(run.recipe)}
-        | {"gemm": str(run.recipe.gemm.value), "keep_bf16": ", ".join(run.recipe.keep_bf16)}
-        for run in runs
-    ]
-    return Table.of("recipes", columns, rows)
-
-
-def census(runs: Sequence[Run]) -> Table:
-    """Return the GEMMs that ran in each run's last measured step."""
-    rows = [
-        {"run": run.name, "step": run.censuses[-1]["step"], "gemm": gemm, "count": count}
-        for run in runs
-        if run.censuses
-        for gemm, count in run.censuses[-1]["census"].items()
-    ]
-    columns = [_RUN, _STEP, Column("gemm", "GEMM", left=True), Column("count", "Ran")]
-    return Table.of("census", columns, rows)
+    return Table.of("recipes", columns, runs)
 
 
 def summary(runs: Sequence[Run]) -> Table:
     """Return for each operand the middle and the worst layer in each run's last measured step."""
     columns = [
-        _RUN,
-        _STEP,
+        Column("run", "Run", left=True),
+        Column("step", "Step"),
         Column("operand", "Operand", left=True),
         Column("format", "Format", left=True),
         Column("snr_median", "SNR, dB\nmedian", ".1f", _over("snr", middle)),
@@ -153,26 +124,6 @@ def _lowest(lines: Sequence[Line]) -> str:
 
 def _known(lines: Sequence[Line], key: str) -> list[float]:
     return [line[key] for line in lines if line.get(key) is not None]
-
-
-def alignment(runs: Sequence[Run], rows: int = 5) -> Table:
-    """Return each run's median cosine in its last measured step, and the layers below all others."""
-    columns = [
-        _RUN,
-        _STEP,
-        Column("layer", "Layer", left=True),
-        Column("cosine", "Cosine of dW", ".4f"),
-        Column("norm_ratio", "Norm ratio", ".4f"),
-    ]
-    found: list[Line] = []
-    for run in runs:
-        step = last(run.gradients, "step")
-        now = [x | {"run": run.name} for x in run.gradients if x["step"] == step and x["cosine"] is not None]
-        if now:
-            typical = {key: middle(line[key] for line in now) for key in ("cosine", "norm_ratio")}
-            found += [now[0] | {"layer": "median of all"} | typical]
-        found += sorted(now, key=lambda x: x["cosine"])[:rows]
-    return Table.of("alignment", columns, found)
 
 
 def settings(runs: Sequence[Run]) -> list[Table]:
@@ -241,7 +192,6 @@ def all_tables(runs: Sequence[Run]) -> list[Table]:
     return [
         overview(runs),
         recipes(runs),
-        census(runs),
         plain("validation", "run step tokens val_loss val_perplexity", lines["evaluations"]),
         plain(
             "training",
@@ -249,7 +199,6 @@ def all_tables(runs: Sequence[Run]) -> list[Table]:
             lines["steps"],
         ),
         summary(runs),
-        alignment(runs, rows=1 << 30),
         plain(
             "telemetry",
             f"{where} elements nonzero clipped zeroed snr bias scale_min scale_max scale_low scale_high nonfinite",
