@@ -1,5 +1,6 @@
-"""Scaled GEMM: the exact and ordered profiles against the oracle, and the bound of the bounded one."""
+"""Scaled GEMM of every pair of formats: exact and ordered against the oracle, and the bound of the bounded one."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -8,42 +9,80 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
+import strategies
 from differential import bits_of
 from mxref import MXArray, OperandSpec, quantize, scaled_gemm
 from mxref.block_dots import block_dots
+from mxref.conformance.checks.gemms import spanning
 from mxref.errors import DtypeError, RecipeError, ShapeError
-from mxref.formats import E2M1
+from mxref.formats import BLOCK_FORMATS, E2M1, MXFP4, MXFP8_E4M3, MXFP8_E5M2
 from mxref.gemm import bounded_tolerance
 from mxref.layouts.packed import pack, unpack
-from strategies import gemm_operands
+
+_FORMATS = list(BLOCK_FORMATS.values())
+PAIRS = [
+    (MXFP4, MXFP4),
+    *zip(_FORMATS, _FORMATS[1:] + _FORMATS[:1], strict=True),
+    (MXFP8_E5M2, MXFP8_E5M2),
+]
+"""Every format on either side once, and the widest products; the conformance suite asks for all pairs."""
+EVERY_PAIR = pytest.mark.parametrize("formats", PAIRS, ids=lambda pair: "-".join(map(str, pair)))
+PROFILES = pytest.mark.parametrize("profile", ["exact", "ordered"])
+E5M2_INF, E5M2_NAN, E5M2_ONE, E4M3_NAN, E4M3_ONE = 0x7C, 0x7E, 0x3C, 0x7F, 0x38
 
 
-def matrix(rows, prescale=False):
+def matrix(rows, made=MXFP4, prescale=False):
     """The MXArray whose rows are lists of (scale byte, 32 codes)."""
     k = 32 * len(rows[0])
     codes = np.array([[c for _, block in row for c in block] for row in rows], np.uint8).reshape(len(rows), k)
     scales = np.array([[byte for byte, _ in row] for row in rows], np.uint8).reshape(len(rows), k // 32)
-    return MXArray(pack(codes, E2M1), scales, (len(rows), k), 1, prescale=prescale)
+    return MXArray(pack(codes, made.element), scales, (len(rows), k), 1, prescale=prescale, format=made)
+
+
+def block(*codes):
+    return [*codes] + [0] * (32 - len(codes))
+
+
+def elements_of(formats):
+    return tuple(oracle.ELEMENTS[f.element.name] for f in formats)
+
+
+def assert_same_sum(operands, formats, prescaled=(False, False)):
+    """Both profiles and both output types give the oracle's bits."""
+    elements = elements_of(formats)
+    a, b = (matrix([row], *how) for row, *how in zip(operands, formats, prescaled, strict=True))
+    for out in ("float32", "bfloat16"):
+        exact = scaled_gemm(a, b, profile="exact", out_dtype=out)
+        assert bits_of(exact).tolist() == [[oracle.gemm_exact(*operands, out, prescaled, elements)]]
+        ordered = scaled_gemm(a, b, profile="ordered", out_dtype=out)
+        want = oracle.gemm_ordered(*operands, prescaled, elements)
+        want = want if out == "float32" else oracle.f32_bits_to_bf16_bits(want)
+        assert bits_of(ordered).tolist() == [[want]]
 
 
 @pytest.mark.clause(
-    "gemm.block_dot", "gemm.exact", "gemm.ordered", "gemm.nan", "gemm.prescale", "gemm.output"
-)
-@settings(max_examples=450, deadline=None)
-@given(gemm_operands(), st.sampled_from(["float32", "bfloat16"]), st.integers(0, 2))
-def test_drawn_operands_match_the_oracle(operands, out, prescaled):
-    a, b = operands
-    qa, qb = matrix([a], prescale=prescaled > 0), matrix([b], prescale=prescaled > 1)
-    exact = scaled_gemm(qa, qb, profile="exact", out_dtype=out)
-    assert bits_of(exact).tolist() == [[oracle.gemm_exact(a, b, out, prescaled)]]
-    ordered = scaled_gemm(qa, qb, profile="ordered", out_dtype=out)
-    want = oracle.gemm_ordered(a, b, prescaled)
-    want = want if out == "float32" else oracle.f32_bits_to_bf16_bits(want)
-    assert bits_of(ordered).tolist() == [[want]]
+    "gemm.operands", "gemm.block_dot", "gemm.exact", "gemm.ordered", "gemm.nan", "gemm.prescale",
+    "gemm.output", "gemm.special",
+)  # fmt: skip
+@EVERY_PAIR
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_drawn_operands_match_the_oracle(formats, data):
+    operands = data.draw(strategies.gemm_operands(elements=elements_of(formats), special=True))
+    prescaled = data.draw(st.tuples(st.booleans(), st.booleans()))
+    assert_same_sum(operands, formats, prescaled)
+
+
+@pytest.mark.clause("gemm.ordered", "gemm.exact")
+@EVERY_PAIR
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_sums_that_only_a_small_product_decides_match_the_oracle(formats, data):
+    assert_same_sum(data.draw(strategies.nearly_tied_operands(elements_of(formats))), formats)
 
 
 @pytest.mark.clause("gemm.exact", "gemm.ordered", "gemm.operands")
-@pytest.mark.parametrize("profile", ["exact", "ordered"])
+@PROFILES
 def test_matrices_match_the_oracle_element_by_element(profile):
     rng = np.random.default_rng(0)
 
@@ -69,7 +108,7 @@ def test_exponents_are_combined_before_anything_is_multiplied():
 
 
 @pytest.mark.clause("gemm.nan", "conventions.nan", evidence="known answer")
-@pytest.mark.parametrize("profile", ["exact", "ordered"])
+@PROFILES
 def test_a_nan_block_spoils_its_row(profile):
     zero, one = [0] * 32, [2] * 32
     a = matrix([[(127, one), (255, zero)], [(127, one), (127, zero)]])
@@ -136,13 +175,15 @@ def test_empty(shape):
     assert scaled_gemm(k0, k0, profile="exact").view(np.uint32).tolist() == [[0, 0]] * 2
 
 
-@pytest.mark.clause("gemm.bounded")
-@pytest.mark.parametrize("out", ["float32", "bfloat16"])
-@pytest.mark.parametrize("prescale", [False, True])
-def test_ordered_is_a_member_of_bounded(out, prescale):
+@pytest.mark.clause("gemm.bounded", "gemm.prescale")
+@EVERY_PAIR
+@pytest.mark.parametrize(("out", "prescale"), [("float32", True), ("bfloat16", False)])
+def test_ordered_is_a_member_of_bounded(formats, out, prescale):
     rng = np.random.default_rng(0)
-    spec = OperandSpec(prescale=prescale)
-    a, b = (quantize((rng.standard_t(2, (n, 512))).astype(np.float32), spec) for n in (17, 9))
+    a, b = (
+        quantize(rng.standard_t(2, (n, 256)).astype(np.float32), OperandSpec(f, prescale=prescale))
+        for n, f in zip((9, 7), formats, strict=True)
+    )
     exact = scaled_gemm(a, b, profile="exact").astype(np.float64)
     ordered = scaled_gemm(a, b, profile="ordered", out_dtype=out).astype(np.float64)
     tolerance = bounded_tolerance(a, b, "fp32", out)
@@ -162,7 +203,7 @@ def test_the_bound_is_the_formula(error_class, eps, prescaled):
         [(int(rng.integers(0, 255)), rng.integers(0, 16, 32).tolist()) for _ in range(3)] for _ in range(24)
     ]
     a, b = rows[:12], rows[12:]
-    got = bounded_tolerance(matrix(a, prescaled > 0), matrix(b, prescaled > 1), error_class)
+    got = bounded_tolerance(matrix(a, prescale=prescaled > 0), matrix(b, prescale=prescaled > 1), error_class)
     anything = 0
     for i, j in np.ndindex(got.shape):
         total = Fraction(4, 3) ** prescaled * sum(
@@ -191,6 +232,104 @@ def test_dots_are_exact_multiples_of_a_quarter():
     (exact,) = dot.parts
     assert exact.tolist() == want
     assert abs(exact).max() == 1152
+
+
+@pytest.mark.clause("gemm.block_dot", "gemm.ordered", evidence="known answer")
+def test_a_block_is_added_with_one_rounding():
+    # 1 + (2^-24 + 2^-58): the specification's example. A float64 would drop the last term.
+    top, small = 0x78, 0x01  # 256 and 2^-9 in E4M3
+    a = matrix([[(127, block(E4M3_ONE)), (87, block(top, small))]], MXFP8_E4M3)
+    b = matrix([[(127, block(E4M3_ONE)), (127, block(top, small))]], MXFP8_E4M3)
+    for profile in ("exact", "ordered"):
+        assert bits_of(scaled_gemm(a, b, profile=profile)).tolist() == [[0x3F800001]]
+    # 57344^2 - 57344^2 + 2^-32 in one block of E5M2.
+    big = 0x7B
+    a = matrix([[(127, block(big, big, 0x01))]], MXFP8_E5M2)
+    b = matrix([[(127, block(big, big | 0x80, 0x01))]], MXFP8_E5M2)
+    for profile in ("exact", "ordered"):
+        assert scaled_gemm(a, b, profile=profile).tolist() == [[2.0**-32]]
+
+
+WIDE = [(MXFP8_E5M2, MXFP8_E5M2), (MXFP8_E4M3, MXFP8_E5M2), (MXFP8_E5M2, MXFP8_E4M3)]
+
+
+@pytest.mark.clause("gemm.block_dot", evidence="known answer")
+@pytest.mark.parametrize("bits", [48, 49, 50])
+@pytest.mark.parametrize("formats", WIDE, ids=lambda pair: "-".join(map(str, pair)))
+def test_a_unit_survives_products_that_no_float64_adds(formats, bits):
+    """31 products of blocks that span 48 bits together, and one unit, fit a float64; of 49 bits they do not."""
+    ((a, b),) = spanning(bits, *formats)
+    want = 2.0 ** sum(f.element.unit_exponent for f in formats)
+    for profile in ("exact", "ordered"):
+        assert scaled_gemm(a, b, profile=profile).tolist() == [[want]]
+
+
+SPECIAL = {
+    "NaN of E4M3 times zero": (MXFP8_E4M3, [block(E4M3_NAN)], [block(0)], "nan"),
+    "negative NaN of E5M2": (MXFP8_E5M2, [block(E5M2_NAN | 0x80)], [block(E5M2_ONE)], "nan"),
+    "infinity times one": (MXFP8_E5M2, [block(E5M2_INF)], [block(E5M2_ONE)], "inf"),
+    "infinity times minus one": (MXFP8_E5M2, [block(E5M2_INF)], [block(E5M2_ONE | 0x80)], "-inf"),
+    "infinity times zero": (MXFP8_E5M2, [block(E5M2_INF)], [block(0)], "nan"),
+    "both infinities in a block": (MXFP8_E5M2, [block(E5M2_INF, E5M2_INF | 0x80)], [block(60, 60)], "nan"),
+    "both infinities in two blocks": (MXFP8_E5M2, [block(E5M2_INF), block(E5M2_INF | 0x80)], [block(60)] * 2, "nan"),
+    "infinity, then a number": (MXFP8_E5M2, [block(E5M2_INF), block(60)], [block(60)] * 2, "inf"),
+}  # fmt: skip
+
+
+@pytest.mark.clause("gemm.special", "conventions.nan", evidence="known answer")
+@pytest.mark.parametrize("profile", ["exact", "ordered", "bounded"])
+@pytest.mark.parametrize("name", SPECIAL)
+def test_codes_that_are_nan_or_infinite(name, profile):
+    block_format, left, right, want = SPECIAL[name]
+    a, b = (matrix([[(127, codes) for codes in side]], block_format) for side in (left, right))
+    bits = {"nan": 0x7FC00000, "inf": 0x7F800000, "-inf": 0xFF800000}[want]
+    out = scaled_gemm(a, b, profile=profile)
+    assert out.view(np.uint32).tolist() == [[bits]]
+    half = scaled_gemm(a, b, profile=profile, out_dtype="bfloat16")
+    assert half.view(np.uint16).tolist() == [[bits >> 16]]
+
+
+@pytest.mark.clause("gemm.special", evidence="known answer")
+def test_a_sum_that_overflowed_meets_the_other_infinity():
+    largest = (254, block(0x7B))
+    a = matrix([[largest, (127, block(E5M2_INF | 0x80))]], MXFP8_E5M2)
+    b = matrix([[largest, (127, block(E5M2_ONE))]], MXFP8_E5M2)
+    assert scaled_gemm(a, b, profile="ordered").view(np.uint32).tolist() == [[0x7FC00000]]
+    assert scaled_gemm(a, b, profile="exact").tolist() == [[-np.inf]]
+
+
+@pytest.mark.clause("gemm.prescale", evidence="known answer")
+@pytest.mark.parametrize(
+    ("formats", "prescaled", "bits"),
+    [
+        ((MXFP8_E4M3, MXFP8_E5M2), (True, False), 0x3F924925),
+        ((MXFP8_E4M3, MXFP8_E5M2), (True, True), 0x3FA72F05),
+        ((MXFP8_E4M3, MXFP4), (True, True), 0x3FC30C31),
+        ((MXFP4, MXFP8_E5M2), (True, False), 0x3FAAAAAB),
+        ((MXFP4, MXFP8_E5M2), (False, True), 0x3F924925),
+    ],
+    ids=str,
+)
+def test_prescales_of_two_formats_are_undone_together(formats, prescaled, bits):
+    ones = [f.element.magnitudes.index(1.0) for f in formats]
+    a, b = (matrix([[(127, block(one))]], *how) for one, *how in zip(ones, formats, prescaled, strict=True))
+    for profile in ("exact", "ordered"):
+        assert scaled_gemm(a, b, profile=profile).view(np.uint32).tolist() == [[bits]]
+
+
+@pytest.mark.clause("gemm.bounded", "gemm.special", evidence="known answer")
+def test_the_bound_counts_products_of_finite_elements_alone():
+    a = matrix([[(127, [E5M2_INF, *[E5M2_ONE] * 31])]], MXFP8_E5M2)
+    b = matrix([[(127, [E5M2_ONE] * 32)]], MXFP8_E5M2)
+    assert bounded_tolerance(a, b, "fp32")[0, 0] == pytest.approx(32 * 2.0**-24 * 31, rel=1e-6)
+
+
+@pytest.mark.clause("gemm.operands", evidence="known answer")
+def test_two_block_lengths_are_refused():
+    short = replace(MXFP8_E4M3, name="short", k=16)
+    a = MXArray(np.zeros((1, 64), np.uint8), np.zeros((1, 4), np.uint8), (1, 64), 1, format=short)
+    with pytest.raises(ShapeError, match="block lengths differ: 16 in SHORT and 32 in MXFP8 E4M3; both"):
+        scaled_gemm(a, quantize(np.ones((1, 64), np.float32), OperandSpec(MXFP8_E4M3)))
 
 
 @pytest.mark.clause("gemm.operands", "gemm.output", evidence="known answer")

@@ -1,6 +1,7 @@
 """The reference's quantize and dequantize against the oracle, and every policy around them."""
 
 import itertools
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
-from differential import assert_same_blocks, bits_of, oracle_quantize
+from differential import assert_same_blocks, bits_of, oracle_quantize, oracle_quantize_array
 from mxref import (
     BlockShape,
     OperandSpec,
@@ -22,44 +23,53 @@ from mxref import (
     quantize,
 )
 from mxref.errors import DtypeError, NonfiniteError, RecipeError, ShapeError
-from mxref.formats import E2M1
+from mxref.formats import BLOCK_FORMATS, E2M1, MXFP4, MXFP8_E4M3
 from mxref.layouts.packed import pack, unpack
 from mxref.mxarray import MXArray
 from mxref.placement import Placement
 from mxref.steps.hadamard import Rotation
+from mxref.steps.scale import scale_value
 from strategies import any_blocks, crafted_blocks, crafted_names
 
 STREAM = Stream(0x0123456789ABCDEF, step=11, layer=5, operand=2)
 
 
-def check(x, spec, **kwargs):
+EVERY = pytest.mark.parametrize("made", BLOCK_FORMATS.values(), ids=str)
+
+
+def check(x, spec, names=None, **kwargs):
     q = quantize(x, spec, placement=Placement(STREAM), **kwargs)
     want = oracle_quantize(x, spec, STREAM)
-    assert_same_blocks(
-        unpack(q.codes, E2M1), q.scales, *want, names=crafted_names() if len(x) > 100 else None
-    )
+    assert_same_blocks(unpack(q.codes, q.format.element), q.scales, *want, names=names)
+
+
+TREATMENTS = (
+    *(OperandSpec(scale_rule=rule) for rule in ScaleRule),
+    OperandSpec(scale_rule="rceil", rounding="rna", zero_scale=127),
+    OperandSpec(scale_rule="even", rounding="rtz", prescale=True),
+    OperandSpec(rounding="sr", prescale=True),
+    OperandSpec(scale_rule="even", rounding="sr", sr_bits=22),
+)
 
 
 @pytest.mark.clause(
+    "formats.mxfp8",
     "quantize.order",
     "scale.amax",
     "scale.zero",
     "scale.nonfinite",
+    "scale.clamp",
     "scale.block.row",
     "rounding.scaled",
     "rounding.sign",
+    "rounding.prescale",
     "rounding.saturate",
 )
-@pytest.mark.parametrize("rule", ScaleRule)
-@pytest.mark.parametrize("rounding", Rounding)
-def test_crafted_blocks(rule, rounding):
-    check(crafted_blocks(), OperandSpec(scale_rule=rule, rounding=rounding))
-
-
-@pytest.mark.clause("rounding.prescale", "quantize.order")
-@pytest.mark.parametrize("rounding", Rounding)
-def test_crafted_blocks_prescaled(rounding):
-    check(crafted_blocks()[::3], OperandSpec(rounding=rounding, prescale=True))
+@EVERY
+@pytest.mark.parametrize("spec", TREATMENTS, ids=lambda s: f"{s.scale_rule}-{s.rounding}-{s.sr_bits}")
+def test_crafted_blocks(spec, made):
+    element = oracle.ELEMENTS[made.element.name]
+    check(crafted_blocks(element), replace(spec, format=made), crafted_names(element))
 
 
 @pytest.mark.clause("scale.zero", "rounding.sign", evidence="known answer")
@@ -102,20 +112,35 @@ def test_infinity_made_by_the_hadamard_is_nonfinite():
 
 
 @pytest.mark.clause("quantize.order", "scale.amax", "scale.zero", "rounding.scaled", "rounding.prescale")
-@settings(max_examples=150, deadline=None)
+@EVERY
+@settings(max_examples=60, deadline=None)
 @given(
-    blocks=st.lists(any_blocks(), min_size=1, max_size=3),
+    data=st.data(),
     rule=st.sampled_from(ScaleRule),
     rounding=st.sampled_from(Rounding),
     prescale=st.booleans(),
     sr_bits=st.integers(1, 22),
     zero_scale=st.sampled_from([0, 127]),
+    hadamard=st.sampled_from([0, 0, 16, 32]),
 )
-def test_drawn_blocks(blocks, rule, rounding, prescale, sr_bits, zero_scale):
-    spec = OperandSpec(
-        scale_rule=rule, rounding=rounding, prescale=prescale, sr_bits=sr_bits, zero_scale=zero_scale
-    )
-    check(np.stack(blocks), spec)
+def test_drawn_blocks(made, data, **fields):
+    block = data.draw(any_blocks(element=oracle.ELEMENTS[made.element.name]))
+    with np.errstate(all="ignore"):
+        check(block[None], OperandSpec(made, fields.pop("rule"), **fields))
+
+
+@pytest.mark.clause("scale.block.tile", "quantize.axis", "quantize.padding", "quantize.parts", "random.index")
+@pytest.mark.parametrize("block", BlockShape)
+@pytest.mark.parametrize("n", [0, 64])
+@pytest.mark.parametrize("made", [MXFP4, MXFP8_E4M3], ids=str)
+def test_tiles_axes_padding_and_parts_match_the_oracle(made, n, block):
+    signs = SignPolicy.PER_STEP_LAYER if n else SignPolicy.NONE
+    spec = OperandSpec(made, "even", "sr", sr_bits=20, block=block, hadamard=n, signs=signs)
+    x = np.random.default_rng(2).standard_t(2, (40, 2, 32)).astype(np.float32)
+    where = {"origin": (64, 1, 32), "global_shape": (104, 4, 96)}
+    q = quantize(x, spec, axis=0, placement=Placement(STREAM, **where), pad=True)
+    want = oracle_quantize_array(x, spec, STREAM, axis=0, pad=True, **where)
+    assert_same_blocks(unpack(q.codes, made.element), q.scales, *want)
 
 
 @pytest.mark.clause("hadamard.float32", "hadamard.size", "hadamard.signs", "quantize.order")
@@ -225,26 +250,6 @@ def test_shards_get_the_random_bits_of_the_whole(axis, bits):
         np.testing.assert_array_equal(unpack(shard.codes, E2M1), unpack(whole.codes, E2M1)[rows, columns])
 
 
-@pytest.mark.clause("random.index")
-def test_rows_of_many_axes_are_counted_row_major():
-    x = np.random.default_rng(0).standard_normal((2, 3, 64)).astype(np.float32)
-    spec = OperandSpec(rounding=Rounding.SR)
-    q = quantize(x, spec, placement=Placement(STREAM, origin=(1, 2, 64), global_shape=(4, 6, 128)))
-    for i, j in itertools.product(range(2), range(3)):
-        row = (1 + i) * 6 + 2 + j
-        codes, _ = oracle_quantize(x[i, j][None], spec, STREAM, row_start=row, length=128, first=64)
-        assert unpack(q.codes, E2M1)[i, j].tolist() == codes[0].tolist()
-
-
-@pytest.mark.clause("random.index", "quantize.padding")
-def test_random_bits_count_over_the_padded_length():
-    x = np.random.default_rng(0).standard_normal((3, 40)).astype(np.float32)
-    spec = OperandSpec(rounding=Rounding.SR)
-    q = quantize(x, spec, placement=Placement(STREAM), pad=True)
-    codes, _ = oracle_quantize(np.pad(x, [(0, 0), (0, 24)]), spec, STREAM, length=64)
-    np.testing.assert_array_equal(unpack(q.codes, E2M1), codes)
-
-
 @pytest.mark.clause("quantize.strides", evidence="known answer")
 @pytest.mark.parametrize("shape", [(0, 32), (3, 0), (0, 0), (2, 0, 64)])
 def test_empty_in_empty_out(shape):
@@ -327,23 +332,33 @@ def test_sr_and_signs_need_a_stream():
     "formats.mxfp4",
     "conventions.nan",
 )
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_code_under_every_scale_decodes_as_the_oracle_says(dtype):
-    codes = np.tile(np.arange(16, dtype=np.uint8), (256, 2))
-    q = MXArray(pack(codes, E2M1), np.arange(256, dtype=np.uint8)[:, None], (256, 32), 1)
+@EVERY
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_every_code_under_every_scale_decodes_as_the_oracle_says(dtype, made):
+    element = oracle.ELEMENTS[made.element.name]
+    codes = np.tile(
+        np.resize(np.arange(1 << element.bits, dtype=np.uint8), max(32, 1 << element.bits)), (256, 1)
+    )
+    scales = np.repeat(np.arange(256, dtype=np.uint8)[:, None], codes.shape[1] // 32, axis=1)
+    q = MXArray(pack(codes, made.element), scales, codes.shape, 1, format=made)
+    if dtype == "float64":
+        with np.errstate(invalid="ignore"):
+            want = np.array(made.element.values)[codes] * scale_value(scales[:, :1])
+        np.testing.assert_array_equal(dequantize(q, dtype), want)
+        return
     decode = oracle.dequantize_f32 if dtype == "float32" else oracle.dequantize_bf16
-    want = [[decode(byte, code) for code in codes[byte].tolist()] for byte in range(256)]
+    want = [[decode(byte, code, element) for code in codes[byte].tolist()] for byte in range(256)]
     assert dequantize(q, dtype).view("u4" if dtype == "float32" else "u2").tolist() == want
 
 
-@pytest.mark.clause("dequantize.value", "formats.mxfp4")
-def test_float64_is_exact():
-    codes = np.tile(np.arange(16, dtype=np.uint8), (255, 2))
-    q = MXArray(pack(codes, E2M1), np.arange(255, dtype=np.uint8)[:, None], (255, 32), 1)
-    want = [
-        [float(oracle.element_value(c) * oracle.scale_value(b)) for c in range(16)] * 2 for b in range(255)
-    ]
-    assert dequantize(q, "float64").tolist() == want
+@pytest.mark.clause("dequantize.value", evidence="known answer")
+def test_the_smallest_values_round_in_bfloat16():
+    # 2^-9 under byte 0 is 2^-136, and the smallest bfloat16 is 2^-133: 5 of them round to it, 4 tie to 0.
+    codes = np.zeros((1, 32), np.uint8)
+    codes[0, :3] = 4, 5, 0x85
+    q = MXArray(codes, np.zeros((1, 1), np.uint8), (1, 32), 1, format=MXFP8_E4M3)
+    assert bits_of(dequantize(q, "bfloat16"))[0, :3].tolist() == [0, 1, 0x8001]
+    assert bits_of(dequantize(q, "float32"))[0, :3].tolist() == [4 << 13, 5 << 13, 0x80000000 | 5 << 13]
 
 
 @pytest.mark.clause("dequantize.value", evidence="known answer")
