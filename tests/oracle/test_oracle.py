@@ -1,22 +1,54 @@
 """The oracle against independent results: published vectors, ml_dtypes, NumPy's IEEE arithmetic, hand calculation."""
 
+import ast
+import sys
 from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import oracle
 import strategies
-from oracle import RULES, Rounding, Rule
+from oracle import E2M1, E4M3, E5M2, RULES, Element, Rounding
 
 NAN = oracle.NAN32
+E2M3, E3M2, E1M2 = (oracle.ELEMENTS[name] for name in ("E2M3", "E3M2", "E1M2"))
+DTYPES: dict[str, Any] = {
+    "E2M1": ml_dtypes.float4_e2m1fn,
+    "E4M3": ml_dtypes.float8_e4m3fn,
+    "E5M2": ml_dtypes.float8_e5m2,
+    "E2M3": ml_dtypes.float6_e2m3fn,
+    "E3M2": ml_dtypes.float6_e3m2fn,
+}
+ELEMENTS = pytest.mark.parametrize(
+    "element", [oracle.ELEMENTS[name] for name in DTYPES], ids=lambda e: e.name
+)
 
 
 def f32(value: float) -> int:
     return int(np.float32(value).view(np.uint32))
+
+
+def test_the_oracle_imports_nothing_but_python() -> None:
+    files = sorted(path for path in Path(__file__).parent.glob("*.py") if not path.name.startswith("test_"))
+    assert len(files) > 5
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0, path
+                names = [node.module or ""]
+            for name in names:
+                assert name.partition(".")[0] in {"oracle", *sys.stdlib_module_names}, (path, name)
+
+
+# ---- float32 and bfloat16 ----
 
 
 def same(a: int, b: int) -> bool:
@@ -110,49 +142,67 @@ def test_bfloat16_is_ml_dtypes() -> None:
             assert oracle.round_bf16(oracle.f32_value(b)) == half
 
 
-def test_all_sixteen_elements() -> None:
-    decoded = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float64)
-    assert [float(oracle.element_value(c)) for c in range(16)] == decoded.tolist()
-    assert [float(oracle.element_value(c)) for c in range(8)] == list(strategies.GRID)
+# ---- element formats ----
 
 
-def test_all_256_scales() -> None:
-    decoded = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e8m0fnu).astype(np.float64)
-    assert oracle.scale_value(255) is None
-    assert np.isnan(decoded[255])
-    for byte in range(255):
-        value = oracle.scale_value(byte)
-        assert value is not None
-        assert float(value) == decoded[byte]
+@ELEMENTS
+def test_every_code_decodes_as_ml_dtypes_does(element: Element) -> None:
+    codes = np.arange(2 * element.sign, dtype=np.uint8)
+    decoded = codes.view(DTYPES[element.name]).astype(np.float64).tolist()
+    for code, number in zip(codes.tolist(), decoded, strict=True):
+        kind = element.kind(code)
+        assert kind == ("nan" if np.isnan(number) else "finite" if np.isfinite(number) else "infinite")
+        if kind == "finite":
+            assert float(element.value(code)) == number
+            assert not element.value(code) or (number < 0) == (code >= element.sign)
+        else:
+            with pytest.raises(ValueError, match="not a number"):
+                element.value(code)
+    with pytest.raises(ValueError, match="is outside"):
+        element.kind(2 * element.sign)
 
 
-def test_every_dequantized_value() -> None:
-    elements = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float64)
-    scales = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e8m0fnu).astype(np.float64)
-    real = scales[:, None] * elements
-    with np.errstate(over="ignore"):
-        as_f32 = real.astype(np.float32)
-        as_bf16 = as_f32.astype(ml_dtypes.bfloat16)
-    for byte in range(256):
-        for code in range(16):
-            f32_bits, bf16_bits = oracle.dequantize_f32(byte, code), oracle.dequantize_bf16(byte, code)
-            if byte == 255:
-                assert (f32_bits, bf16_bits) == (NAN, oracle.NAN16)
-            else:
-                assert f32_bits == as_f32[byte, code].view(np.uint32)
-                assert bf16_bits == as_bf16[byte, code].view(np.uint16)
-    assert oracle.dequantize_f32(253, 5) != oracle.INF32 == oracle.dequantize_f32(253, 6)
-    assert oracle.dequantize_f32(254, 3) != oracle.INF32 == oracle.dequantize_f32(254, 4)
+@pytest.mark.parametrize(
+    ("element", "bits", "largest_exponent", "largest", "least_normal", "step", "top", "prescale"),
+    [
+        (E2M1, 4, 2, 6, 1, Fraction(1, 2), 0x7, Fraction(3, 4)),
+        (E4M3, 8, 8, 448, Fraction(1, 2**6), Fraction(1, 2**9), 0x7E, Fraction(7, 8)),
+        (E5M2, 8, 15, 57344, Fraction(1, 2**14), Fraction(1, 2**16), 0x7B, Fraction(7, 8)),
+        (E2M3, 6, 2, Fraction(15, 2), 1, Fraction(1, 8), 0x1F, Fraction(15, 16)),
+        (E3M2, 6, 4, 28, Fraction(1, 4), Fraction(1, 16), 0x1F, Fraction(7, 8)),
+        (E1M2, 4, 0, Fraction(7, 4), 1, Fraction(1, 4), 0x7, Fraction(7, 8)),
+    ],
+)
+def test_the_numbers_of_a_grid(
+    element: Element,
+    bits: int,
+    largest_exponent: int,
+    largest: Fraction,
+    least_normal: Fraction,
+    step: Fraction,
+    top: int,
+    prescale: Fraction,
+) -> None:
+    """OCP MX v1.0, section 5.3; OCP 8-bit Floating Point v1.0."""
+    assert (element.bits, element.sign) == (bits, 1 << (bits - 1))
+    assert (element.largest_exponent, element.largest) == (largest_exponent, largest)
+    assert element.value(1 << element.mantissa_bits) == least_normal
+    assert element.value(1) == step
+    assert (element.top, element.prescale) == (top, prescale)
 
 
-def test_nearest_even_is_the_ml_dtypes_cast() -> None:
+@ELEMENTS
+def test_nearest_even_is_the_cast_of_ml_dtypes_inside_the_range(element: Element) -> None:
     rng = np.random.default_rng(8)
-    near = np.array(strategies.TIES, np.float32)
-    values = np.concatenate(
-        [near, np.nextafter(near, np.float32(0)), np.nextafter(near, np.float32(9)), rng.uniform(0, 8, 4000)]
-    ).astype(np.float32)
-    expected = values.astype(ml_dtypes.float4_e2m1fn).view(np.uint8).tolist()
-    assert [oracle.round_element(Fraction(float(v)), "rne") for v in values] == expected
+    grid = np.array([float(g) for g in element.grid])
+    turns = np.concatenate([grid, (grid[:-1] + grid[1:]) / 2]).astype(np.float32)
+    near = np.concatenate([np.nextafter(turns, np.float32(d)) for d in (0, 1e9)])
+    spread = np.ldexp(rng.uniform(1, 2, 2000), rng.integers(-20, 16, 2000)).astype(np.float32)
+    values = np.concatenate([turns, near, spread])
+    values = values[values <= float(element.largest)]
+    expected = values.astype(DTYPES[element.name]).view(np.uint8).tolist()
+    got = [oracle.round_element(Fraction(float(v)), "rne", element=element) for v in values]
+    assert got == expected
 
 
 @pytest.mark.parametrize(
@@ -167,7 +217,7 @@ def test_nearest_even_is_the_ml_dtypes_cast() -> None:
         (5, 4, 6, 4),
     ],
 )
-def test_ties(tie: float, rne: float, rna: float, rtz: float) -> None:
+def test_ties_of_e2m1(tie: float, rne: float, rna: float, rtz: float) -> None:
     modes: tuple[tuple[Rounding, float], ...] = (("rne", rne), ("rna", rna), ("rtz", rtz))
     ulp = Fraction(1, 2**23)
     for mode, value in modes:
@@ -178,30 +228,72 @@ def test_ties(tie: float, rne: float, rna: float, rtz: float) -> None:
         assert upper < tie if mode == "rtz" else upper > tie
 
 
+@pytest.mark.parametrize(
+    ("element", "v", "rne", "rna", "rtz"),
+    [
+        # Above 1 the codes of E4M3 are 1/8 apart, from 0x38 on; those of E5M2 are 1/4 apart, from 0x3C on.
+        (E4M3, Fraction(17, 16), 0x38, 0x39, 0x38),
+        (E4M3, Fraction(19, 16), 0x3A, 0x3A, 0x39),
+        (E5M2, Fraction(9, 8), 0x3C, 0x3D, 0x3C),
+        (E5M2, Fraction(11, 8), 0x3E, 0x3E, 0x3D),
+        # Half of the smallest subnormal, and between the subnormals and the normal numbers.
+        (E4M3, Fraction(1, 2**10), 0, 1, 0),
+        (E5M2, Fraction(1, 2**17), 0, 1, 0),
+        (E4M3, Fraction(15, 2**10), 8, 8, 7),
+        (E5M2, Fraction(7, 2**17), 4, 4, 3),
+        # The last two grid points are 416 and 448, 49152 and 57344.
+        (E4M3, Fraction(432), 0x7E, 0x7E, 0x7D),
+        (E5M2, Fraction(53248), 0x7A, 0x7B, 0x7A),
+        # ml_dtypes makes NaN of 465 and infinity of 61440: here both saturate.
+        (E4M3, Fraction(465), 0x7E, 0x7E, 0x7E),
+        (E5M2, Fraction(61440), 0x7B, 0x7B, 0x7B),
+    ],
+)
+def test_roundings_worked_by_hand(element: Element, v: Fraction, rne: int, rna: int, rtz: int) -> None:
+    assert oracle.round_element(v, "rne", element=element) == rne
+    assert oracle.round_element(v, "rna", element=element) == rna
+    assert oracle.round_element(v, "rtz", element=element) == rtz
+
+
+@ELEMENTS
 @pytest.mark.parametrize("mode", ["rne", "rna", "rtz", "sr"])
-def test_grid_points_are_kept_and_the_top_saturates(mode: Rounding) -> None:
-    for code in range(8):
+def test_grid_points_are_kept_and_the_top_saturates(mode: Rounding, element: Element) -> None:
+    for code in range(element.top + 1):
         for r in (0, 0xFFFF):
-            assert oracle.round_element(oracle.element_value(code), mode, r) == code
-    assert oracle.round_element(Fraction(10**9), mode, 0) == 7
+            assert oracle.round_element(element.value(code), mode, r, element=element) == code
+    assert oracle.round_element(Fraction(10**9), mode, 0, element=element) == element.top
 
 
-def test_stochastic_rounding_goes_up_for_exactly_floor_f_2R_integers() -> None:
-    R = 5
-    for numerator in range(6 * 97):
-        v = Fraction(numerator, 97)
-        low = max(c for c in range(8) if oracle.element_value(c) <= v)
-        below, above = oracle.element_value(low), oracle.element_value(low + 1)
-        codes = [oracle.round_element(v, "sr", r, R) for r in range(2**R)]
-        assert codes == sorted(codes)  # the largest integers go up
-        assert codes.count(low + 1) == ((v - below) / (above - below) * 2**R).__floor__()
-        assert codes.count(low) == 2**R - codes.count(low + 1)
+@ELEMENTS
+def test_stochastic_rounding_goes_up_for_exactly_floor_f_2R_integers(element: Element) -> None:
+    R = 4
+    for low in {0, 1, element.top // 2, element.top - 1}:
+        below, above = element.grid[low], element.grid[low + 1]
+        for part in range(11):
+            v = below + (above - below) * Fraction(part, 11)
+            codes = [oracle.round_element(v, "sr", r, R, element) for r in range(2**R)]
+            assert codes == sorted(codes)  # the largest integers go up
+            assert codes.count(low + 1) == (Fraction(part, 11) * 2**R).__floor__()
+            assert set(codes) <= {low, low + 1}
 
 
 def test_stochastic_rounding_needs_its_integer() -> None:
     for r, R in ((None, 16), (-1, 16), (1 << 16, 16), (0, 0), (0, 23)):
         with pytest.raises(ValueError, match="stochastic rounding needs"):
             oracle.round_element(Fraction(1, 3), "sr", r, R)
+
+
+# ---- scales ----
+
+
+def test_all_256_scales() -> None:
+    decoded = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e8m0fnu).astype(np.float64)
+    assert oracle.scale_value(255) is None
+    assert np.isnan(decoded[255])
+    for byte in range(255):
+        value = oracle.scale_value(byte)
+        assert value is not None
+        assert float(value) == decoded[byte]
 
 
 @pytest.mark.parametrize(
@@ -229,15 +321,29 @@ def test_scale_rules_at_known_magnitudes(amax: float, floor: int, ceil: int, rce
     assert [oracle.shared_scale(f32(amax), rule) for rule in RULES] == [floor, ceil, rceil, even]
 
 
-def test_scale_rules_by_meaning_are_the_rules_by_bit_fields() -> None:
-    for E in range(255):
-        for m in (*strategies.AMAX_MANTISSAS, 0x5FFFFE, 0x600001, 0x7FFFFE):
-            if E == m == 0:
+@pytest.mark.parametrize(
+    ("element", "rceil", "even"),
+    [
+        (E2M1, 0x400001, 0x600000),
+        (E4M3, 0x600001, 0x780000),
+        (E5M2, 0x600001, 0x700000),
+        (E2M3, 0x700001, 0x780000),
+        (E3M2, 0x600001, 0x700000),
+        (E1M2, 0x600001, 0x700000),
+    ],
+)
+def test_the_mantissas_at_which_the_rules_turn(element: Element, rceil: int, even: int) -> None:
+    turns = {"floor": 1 << 23, "ceil": 1, "rceil": rceil, "even": even}
+    near = {m + d for m in (0, *turns.values()) for d in (-2, -1, 0, 1, 2)}
+    mantissas = sorted(m for m in near if 0 <= m < 1 << 23)
+    for biased in (0, 1, 2, element.largest_exponent, element.largest_exponent + 1, 30, 127, 253, 254):
+        for m in mantissas:
+            if biased == m == 0:
                 continue
-            bumps = {"floor": 0, "ceil": m != 0, "rceil": m > 0x400000, "even": m >= 0x600000}
             for rule in RULES:
-                expected = 0 if E <= 1 else max(E - 2 + bumps[rule], 0)
-                assert oracle.shared_scale(E << 23 | m, rule) == expected <= 253
+                low = biased - element.largest_exponent + (m >= turns[rule])
+                want = min(max(low, 0), 254)
+                assert oracle.shared_scale(biased << 23 | m, rule, element) == want
 
 
 @pytest.mark.parametrize("bits", [0, oracle.INF32, NAN, oracle.SIGN32 | 0x3F800000])
@@ -246,8 +352,39 @@ def test_a_scale_needs_a_finite_positive_magnitude(bits: int) -> None:
         oracle.shared_scale(bits, "floor")
 
 
-def test_blocks_worked_by_hand() -> None:
-    def quantize(values: list[float], rule: Rule = "floor") -> tuple[int, list[int]]:
+# ---- blocks ----
+
+
+@ELEMENTS
+def test_every_dequantized_value(element: Element) -> None:
+    count = 2 * element.sign
+    elements = np.arange(count, dtype=np.uint8).view(DTYPES[element.name]).astype(np.float64)
+    scales = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e8m0fnu).astype(np.float64)
+    with np.errstate(all="ignore"):
+        real = scales[:, None] * elements
+        as_f32 = real.astype(np.float32)
+        as_bf16 = as_f32.astype(ml_dtypes.bfloat16)
+    for byte in (0, 1, 2, 3, 9, 10, 100, 127, 236, 237, 238, 246, 253, 254, 255):
+        for code in range(count):
+            f32_bits = oracle.dequantize_f32(byte, code, element)
+            bf16_bits = oracle.dequantize_bf16(byte, code, element)
+            if np.isnan(real[byte, code]):
+                assert (f32_bits, bf16_bits) == (NAN, oracle.NAN16)
+            else:
+                assert f32_bits == as_f32[byte, code].view(np.uint32)
+                assert bf16_bits == as_bf16[byte, code].view(np.uint16)
+
+
+def test_dequantized_to_bfloat16_the_smallest_values_round() -> None:
+    # 2^-9 at byte 0 is 2^-136; the smallest bfloat16 is 2^-133, and halves of it tie to even.
+    assert [oracle.dequantize_bf16(0, code, E4M3) for code in (1, 4, 5, 8, 12)] == [0, 0, 1, 1, 2]
+    assert oracle.dequantize_bf16(3, 1, E4M3) == 1
+    assert oracle.dequantize_bf16(0, 0x81, E5M2) == oracle.SIGN16
+    assert oracle.dequantize_f32(0, 1, E5M2) == 1 << 6  # 2^-143 in units of 2^-149
+
+
+def test_blocks_of_e2m1_worked_by_hand() -> None:
+    def quantize(values: list[float], rule: oracle.Rule = "floor") -> tuple[int, list[int]]:
         return oracle.quantize_block([f32(v) for v in values], rule, "rne")
 
     # X = 4 / 4 = 1: values meet the grid as they are; -0 and negative underflow keep their sign.
@@ -263,6 +400,39 @@ def test_blocks_worked_by_hand() -> None:
     assert quantize([2.0**-127, -(2.0**-128), 2.0**-129, -(2.0**-149)]) == (0, [2, 9, 0, 8])
     # A tile is one long block.
     assert quantize([4.0] + [0.5] * 1023) == (127, [6] + [1] * 1023)
+
+
+def test_blocks_of_fp8_worked_by_hand() -> None:
+    def quantize(values: list[float], element: Element, **policy: Any) -> list[tuple[int, list[int]]]:
+        bits = [f32(v) for v in values]
+        return [oracle.quantize_block(bits, rule, "rne", element=element, **policy) for rule in RULES]
+
+    # 480 is 1.875 * 256: FLOOR and EVEN keep X = 1 and saturate to 448; CEIL and RCEIL give 240 at X = 2.
+    assert quantize([480, -1.0, -0.0, 1e-9], E4M3) == [
+        (127, [0x7E, 0xB8, 0x80, 0]),
+        (128, [0x77, 0xB0, 0x80, 0]),
+        (128, [0x77, 0xB0, 0x80, 0]),
+        (127, [0x7E, 0xB8, 0x80, 0]),
+    ]
+    # 496 is where EVEN turns; 250 ties between 240 and 256 at no X, so 500 / 2 goes to 256.
+    assert [byte for byte, _ in quantize([496], E4M3)] == [127, 128, 128, 128]
+    assert quantize([500], E4M3)[3] == (128, [0x78])
+    # 61440 is 1.875 * 2^15: EVEN of E5M2 turns there, and 61440 / 2 = 30720 ties to 32768.
+    assert quantize([61440, -(2.0**-16), -(2.0**-18)], E5M2) == [
+        (127, [0x7B, 0x81, 0x80]),
+        (128, [0x78, 0x80, 0x80]),
+        (128, [0x78, 0x80, 0x80]),
+        (128, [0x78, 0x80, 0x80]),
+    ]
+    # Under FLOOR the prescale of 7/8 brings the last float32 below 512 X to just below 448.
+    top = f32(512.0) - 1
+    for r, code in ((0, 0x7D), (1, 0x7E)):
+        got = oracle.quantize_block([top], "floor", "sr", r=[r], R=20, prescale=True, element=E4M3)
+        assert got == (127, [code])
+    # The smallest scale is 2^-127. Zeros keep their sign under either policy, a NaN spoils all codes.
+    assert quantize([2.0**-127, -(2.0**-149)], E4M3)[0] == (0, [0x38, 0x80])
+    assert quantize([0.0, -0.0], E5M2, zero_scale=127) == [(127, [0, 0x80])] * 4
+    assert quantize([1.0, float("nan")], E5M2) == [(255, [0, 0])] * 4
 
 
 def test_zero_blocks_keep_signs_and_take_the_policys_byte() -> None:
@@ -308,40 +478,37 @@ def test_the_prescale_keeps_floors_blocks_from_saturating() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(block=strategies.finite_blocks())
-def test_nearest_means_no_element_is_nearer(block: NDArray[np.float32]) -> None:
-    bits = block.view(np.uint32).tolist()
+@given(element=st.sampled_from(list(oracle.ELEMENTS.values())), data=st.data())
+def test_nearest_means_no_element_is_nearer(element: Element, data: st.DataObject) -> None:
+    bits = data.draw(strategies.finite_blocks(element=element)).view(np.uint32).tolist()
+    values = element.grid
     for rule in RULES:
-        byte, codes = oracle.quantize_block(bits, rule, "rne")
+        byte, codes = oracle.quantize_block(bits, rule, "rne", element=element)
         scale = oracle.scale_value(byte)
         assert scale is not None
         for b, code in zip(bits, codes, strict=True):
-            x = oracle.f32_value(b)
-            errors = [abs(x - oracle.element_value(c) * scale) for c in range(16)]
-            assert errors[code] == min(errors)
-            assert code >> 3 == b >> 31
+            v = abs(oracle.f32_value(b)) / scale
+            low = code & ~element.sign
+            near = values[max(low - 1, 0) : low + 2]
+            assert abs(v - values[low]) == min(abs(v - value) for value in near)
+            assert bool(code & element.sign) == bool(b >> 31)
 
 
-def test_crafted_blocks_reach_every_scale_and_every_code() -> None:
-    blocks, names = strategies.crafted_blocks(), strategies.crafted_names()
-    assert blocks.dtype == np.float32
+@ELEMENTS
+def test_crafted_blocks_reach_every_scale_every_code_and_every_tie(element: Element) -> None:
+    blocks, names = strategies.crafted_blocks(element), strategies.crafted_names(element)
     assert blocks.shape == (len(names), 32)
     assert len(set(names)) == len(names)
     rows = blocks.view(np.uint32).tolist()
-    for rule, top in (("floor", 252), ("ceil", 253)):
-        quantized = [oracle.quantize_block(row, rule, "rne") for row in rows]  # type: ignore[arg-type]
-        assert {byte for byte, _ in quantized} == {*range(top + 1), 255}
-        seen = {code for _, codes in quantized for code in codes}
-        assert seen == (set(range(16)) - ({7, 15} if rule == "ceil" else set()))
-
-
-def test_crafted_blocks_hit_every_tie_from_both_sides() -> None:
-    seen = set()
-    for row in strategies.crafted_blocks().view(np.uint32).tolist():
-        if any(map(oracle.is_nonfinite, row)):
-            continue
-        byte, _ = oracle.quantize_block(row, "floor", "rne")
-        for tie in strategies.TIES:
-            at = oracle.round_f32(Fraction(tie) * Fraction(2) ** (byte - 127))
-            seen |= {(byte, tie, d) for d in (-1, 0, 1) if {at + d, (at + d) | oracle.SIGN32} & set(row)}
-    assert seen == {(byte, tie, d) for byte in range(253) for tie in strategies.TIES for d in (-1, 0, 1)}
+    quantized = [oracle.quantize_block(row, "floor", "rne", element=element) for row in rows]
+    highest = 254 - element.largest_exponent
+    assert {byte for byte, _ in quantized} == {*range(highest + 1), 255}
+    numbers = {code | sign for code in range(element.top + 1) for sign in (0, element.sign)}
+    assert {code for _, codes in quantized for code in codes} == numbers
+    ties = [(low + high) / 2 for low, high in zip(element.grid, element.grid[1:], strict=False)]
+    at_scale_1 = {
+        b & 0x7FFFFFFF for row, (byte, _) in zip(rows, quantized, strict=True) if byte == 127 for b in row
+    }
+    for tie in ties:
+        at = oracle.round_f32(tie)
+        assert {at - 1, at, at + 1} <= at_scale_1, float(tie)
