@@ -27,7 +27,7 @@ from faults import planted
 from faults.scenario import scenarios, write_inputs
 from mxref.cli import main
 from mxref.discovery import get_backend
-from mxref_training import saving
+from mxref_training import checkpoint
 from mxref_training.lab.queue import Queue
 from mxref_training.report.ladder import page
 from mxref_training.trainer import train
@@ -117,7 +117,7 @@ def serve() -> None:
         import_module(module)
     # Drawing writes no file, and would take longer than all else.
     page.curves_svg = page.overheads_svg = lambda results: "<svg/>"  # type: ignore[assignment]
-    saving.Thread = AtOnce  # type: ignore[assignment,misc]
+    checkpoint.Thread = AtOnce  # type: ignore[assignment,misc]
     # The process that is killed trains the runs itself.
     Queue.__call__ = lambda queue, *given, **more: in_process(train, get_backend(queue.backend))(
         *given, **more

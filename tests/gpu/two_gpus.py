@@ -49,7 +49,7 @@ def layouts(ranks: Ranks, folder: Path, backend: str) -> None:
             run(folder / f"{layout}-{name}", recipe, config_of(layout), **shared)
         if ranks.first:
             run(folder / f"alone-{name}", recipe, config_of(None, micro_batch=2), backend=shared["backend"])
-        ranks.barrier()
+        ranks.gather(None)
     run(folder / "tensor-again", SR_H16, config_of("tensor"), **shared)
     resumed(ranks, folder / "resumed", backend)
     for kind, background in (("foreground", False), ("background", True)):
@@ -65,7 +65,7 @@ def resumed(ranks: Ranks, out: Path, backend: str) -> None:
     run(out, SR_H16, two, ranks=ranks, stop_after=2, **given)
     if ranks.first:
         run(out, SR_H16, one, stop_after=4, **given)
-    ranks.barrier()
+    ranks.gather(None)
     run(out, SR_H16, two, ranks=ranks, **given)
 
 

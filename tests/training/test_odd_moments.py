@@ -1,4 +1,4 @@
-"""Odd moments: signals in evaluations and in the last step, a writer that outlives its run, folders that are none."""
+"""Odd moments: signals in evaluations and in the last step, folders that are none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import errno
 import math
 import os
 import signal
-import threading
 from pathlib import Path
 
 import pytest
@@ -73,36 +72,6 @@ def test_signals_in_the_last_save_lose_nothing(
     config = change(steps=2, eval_every=2, async_checkpoint=background)
     assert run(tmp_path, config=config).stopped == "SIGTERM"
     CheckpointStore(tmp_path / "checkpoints", 2).verify(2)
-
-
-def test_a_writer_that_outlives_its_run_does_not_meet_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a notebook the process goes on after a second Ctrl-C, and so does the thread that writes a checkpoint."""
-    write, released, began = checkpoint.write_boxes, threading.Event(), []  # type: ignore[var-annotated]
-    beside: list[bool] = []
-
-    class Next(ProgressSink):
-        def step(self, step: int, loss: float | None) -> None:
-            beside.append(any(thread.name.startswith("checkpoint") for thread in threading.enumerate()))
-
-    def late(path: Path, parts: object) -> None:
-        if not began:
-            began.append(path)
-            assert released.wait(60)
-        write(path, parts)  # type: ignore[arg-type]
-
-    def killed() -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoint, "write_boxes", late)
-    config = change(checkpoint_every=2, async_checkpoint=True)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, config=config, progress=Saboteur(3, killed))
-    threading.Timer(1, released.set).start()
-    run(tmp_path, config=change(checkpoint_every=2), progress=Next(), stop_after=1)
-    assert beside == [False]
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["latest", "step-1"]
 
 
 def test_a_checkpoint_that_a_run_replaced_is_gone_and_not_damaged(tmp_path: Path) -> None:

@@ -16,10 +16,9 @@ import pytest
 import torch
 
 from mxref_training import checkpoint
-from mxref_training.checkpoint import CheckpointStore, Snapshot
+from mxref_training.checkpoint import CheckpointStore, Saver, Snapshot
 from mxref_training.durable import remove
 from mxref_training.errors import CheckpointError
-from mxref_training.saving import Saver
 from mxref_training.trainer import Interrupted
 from rank_threads import ThreadRanks, on_ranks
 from training_setup import Saboteur, change, crash, lines, metrics, newest, run, weights
@@ -57,7 +56,7 @@ def full(path: Path, parts: Any) -> None:
 
 def join_writer() -> None:
     for thread in threading.enumerate():
-        if thread.name.startswith("checkpoint "):
+        if thread.name == "checkpoint":
             thread.join()
 
 
@@ -188,7 +187,7 @@ def test_the_first_rank_names_a_checkpoint_when_all_have_written(
             saver.save(snapshot(ranks, 1))
             saver.poll()
             found.append(store.latest())
-            ranks.barrier()
+            ranks.gather(None)
             released.set()
         found.append(store.latest())
         return found

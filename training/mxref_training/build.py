@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import mxref_torch
+from mxref_training.checkpoint import Saver
 from mxref_training.data import SampleLoader
 from mxref_training.distributed import sharded
 from mxref_training.distributed.share import Share
@@ -16,7 +17,6 @@ from mxref_training.open_run import OpenRun
 from mxref_training.optim import make_optimizer
 from mxref_training.resume import begin
 from mxref_training.run_state import RunState
-from mxref_training.saving import Saver
 from mxref_training.steps import CapturedSteps, EagerSteps, Steps
 
 _rounds_well = cache(mxref_torch.check_stochastic_rounding)

@@ -3,7 +3,7 @@
 `checkpoints/step-N/` holds a safetensors file for each of `GROUPS` and each rank that wrote: `model.safetensors` of one
 rank, `model-1-of-2.safetensors` of several. `state.json` has everything else, and `manifest.json` size and SHA-256 of
 each file. The folder is written under a temporary name and renamed. Any number of ranks reads it. Nothing is pickled.
-`run_state` says what a run puts in, `shards` how ranks share the tensors, and `saving` writes in the background.
+`run_state` says what a run puts in, and `shards` how ranks share the tensors.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import chain
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
-from torch import Tensor
 
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.durable import (
@@ -53,7 +53,7 @@ class Snapshot:
     """Everything that a run needs to resume after `step` optimizer steps."""
 
     step: int
-    tensors: Mapping[str, dict[str, Tensor]]
+    tensors: Mapping[str, dict[str, torch.Tensor]]
     """Named tensors of each of `GROUPS`; no two may share memory. A DTensor is this rank's part."""
     state: Mapping[str, Any]
     """Everything else, as JSON."""
@@ -217,7 +217,7 @@ class CheckpointStore:
         self,
         step: int,
         groups: Sequence[str] = GROUPS,
-        into: Mapping[str, Mapping[str, Tensor]] | None = None,
+        into: Mapping[str, Mapping[str, torch.Tensor]] | None = None,
     ) -> Snapshot:
         """Return a checkpoint after verifying every byte of it, or of the groups that are asked for.
 
@@ -239,9 +239,9 @@ class CheckpointStore:
                 g: [file_name(g, rank, state["ranks"]) for rank in range(state["ranks"])] for g in groups
             }
             # All ranks together read each byte once.
-            for name in [*chain(*files.values())][ranks.rank :: ranks.world]:
+            for name in [name for names in files.values() for name in names][ranks.rank :: ranks.world]:
                 _verify_file(folder / name, facts[name])
-        tensors: dict[str, dict[str, Tensor]] = {}
+        tensors: dict[str, dict[str, torch.Tensor]] = {}
         with self._agreed(ranks, step, self._unreadable):
             for group, names in files.items():
                 with opened([folder / name for name in names]) as boxes:
@@ -358,3 +358,91 @@ class CheckpointStore:
         self.drop()
         if self.folder.is_dir() and not self.folder.is_symlink() and not any(self.folder.iterdir()):
             self.folder.rmdir()
+
+
+class Saver:
+    """Saves checkpoints at once, or in the background. Its methods are called on every rank.
+
+    In the background the state is copied into the host's memory, and a thread writes the copy. Ranks meet in the main
+    thread only: after each step they see whether all have written, and the first one then names the checkpoint. Until
+    then the one before it is the newest.
+    As a context manager it completes the last checkpoint at the end of the block.
+    """
+
+    def __init__(self, store: CheckpointStore, background: bool) -> None:
+        self._store, self._background = store, background
+        self._late: tuple[Unfinished, Thread] | None = None
+        self._copies: dict[tuple[str, str], torch.Tensor] = {}
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Save a checkpoint; in the background, after the one before it is complete.
+
+        Raises:
+            CheckpointError: as of `CheckpointStore.save`, for this checkpoint or the one before it.
+        """
+        if not self._background:
+            self._store.save(snapshot)
+            return
+        self.wait()
+        unfinished = self._store.begin(snapshot)
+        self._copy(unfinished)
+        thread = Thread(target=unfinished.write, name="checkpoint", daemon=True)
+        thread.start()
+        self._late = unfinished, thread
+
+    def poll(self) -> None:
+        """Complete the checkpoint in the background if it is written; called after each step.
+
+        Raises:
+            CheckpointError: a rank could not write it.
+        """
+        if self._late is None:
+            return
+        unfinished, thread = self._late
+        states = self._store.ranks.gather_numbers([thread.is_alive(), unfinished.problem is not None])
+        if any(failed for _, failed in states) or not any(busy for busy, _ in states):
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the checkpoint in the background is complete, if there is one.
+
+        Raises:
+            CheckpointError: a rank could not write it.
+        """
+        if self._late is not None:
+            unfinished, thread = self._late
+            thread.join()
+            self._late = None
+            self._store.finish(unfinished)
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Complete the checkpoint in the background. After an error one process does so too, if it can.
+
+        Several ranks leave it incomplete after an error, as after a kill, because others may wait for something else.
+        """
+        if kind is None:
+            self.wait()
+        elif issubclass(kind, Exception) and not self._store.ranks.several:
+            with suppress(CheckpointError):
+                self.wait()
+
+    def _copy(self, unfinished: Unfinished) -> None:
+        """Replace what is to be written by copies in the host's memory, which the next checkpoint uses again."""
+        devices = set()
+        for file, boxes in unfinished.files.items():
+            for name, box in boxes.items():
+                source = box.tensor
+                held = self._copies.get((file, name))
+                if held is None or held.shape != source.shape or held.dtype != source.dtype:
+                    # Only pages that are locked are copied beside the GPU's work.
+                    held = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+                    self._copies[file, name] = held
+                held.copy_(source, non_blocking=True)
+                devices.add(source.device)
+                boxes[name] = replace(box, tensor=held)
+        for device in devices:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)

@@ -71,10 +71,10 @@ def unlike_entries(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[t
 
 def run_facts(
     config: TrainConfig,
-    recipe: Recipe,
     backend: Backend,
     corpus: TokenCorpus,
     *,
+    digest: str,
     label: str,
     wanted: Mapping[str, Any],
     device: str,
@@ -83,9 +83,9 @@ def run_facts(
 
     Args:
         config: the run.
-        recipe: treatment of the linear layers.
         backend: computes the block formats.
         corpus: tokens.
+        digest: of the recipe.
         label: its name in progress reports.
         wanted: what `identity` returned.
         device: name of where it computes.
@@ -97,7 +97,7 @@ def run_facts(
         "backend": backend.name,
         "parameters": parameter_count(config.model),
         "flops_per_token": flops_per_token(config.model, config.run.seq_len),
-        "recipe_digest": recipe.digest,
+        "recipe_digest": digest,
         "data": {
             **corpus.hashes,
             "train_tokens": len(corpus.train),

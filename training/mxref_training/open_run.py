@@ -109,9 +109,16 @@ class OpenRun:
         folder = self.folder
         if self.ranks.first:
             if not self.exists:
-                run = self.config, self.recipe, self.backend, self.corpus
-                device = device_name(self.device)
-                folder.create(run_facts(*run, label=self.label, wanted=self.identity, device=device))
+                facts = run_facts(
+                    self.config,
+                    self.backend,
+                    self.corpus,
+                    digest=self.recipe.digest,
+                    label=self.label,
+                    wanted=self.identity,
+                    device=device_name(self.device),
+                )
+                folder.create(facts)
             folder.describe(config=self.config, recipe=self.recipe)
         if not self.exists:
             require_shared(folder.path / "run.json", self.ranks)

@@ -36,8 +36,8 @@ def preflight(
     available = memory_limit(device)
     if device.type == "cpu":
         available //= ranks.local_world
-    require_memory(config, recipe, available, runs, axes)
     converted_shape(config, recipe, backend, axes)
+    require_memory(config, recipe, available, runs, axes)
     return device
 
 

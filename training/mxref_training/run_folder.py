@@ -22,7 +22,6 @@ from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.durable import clean, explained, locked, make_folder, remove, replace_text, sync
 from mxref_training.errors import CheckpointError, ConfigError, start_over
 from mxref_training.identity import unlike_entries
-from mxref_training.saving import wait_for_writers
 
 FORMAT = "mxref.run.2"
 _FAMILY = "mxref.run."
@@ -89,7 +88,6 @@ class RunFolder:
                     make_folder(self.path)
                     patience = _LEASE if restarted() else 0.0
                     held.enter_context(locked(self.path / _LOCK, busy, patience))
-                    wait_for_writers(self.store.folder)
                     for name in _OWN:
                         clean(self.path, f"{name}*")
                     self.store.clean()

@@ -41,7 +41,7 @@ def begun(
     ):
         device = preflight(config, recipe, backend, ranks=ranks)
         if corpus is None:
-            with ranks.first_alone("prepares the data"):
+            with ranks.first_alone():
                 corpus = tokens.prepare_corpus(config)
             sink.note(corpus.report)
         tokens.check_lengths(config, corpus)

@@ -75,7 +75,7 @@ def same_operands(ranks: Ranks, config: TrainConfig, folder: Path, recipe: Recip
             is_weight, before_any_sum = operand in (1, 3), layer < 3 and operand in (0, 5)
             assert equal or (has_sums(config) and not is_weight and not before_any_sum), where
         print(f"{recipe.digest}: {exact} of {len(alone.parts)} operands equal", flush=True)
-    ranks.barrier()
+    ranks.gather(None)
 
 
 def has_sums(config: TrainConfig) -> bool:
@@ -97,7 +97,7 @@ def near_steps(ranks: Ranks, config: TrainConfig, folder: Path, name: str) -> No
             near(mine, other, "val_loss", 0.05)
             near(mine, other, "loss", 1e-3 if mine["step"] == 1 else 0.05)
             near(mine, other, "grad_norm", 1e-2 if mine["step"] == 1 else 0.2)
-    ranks.barrier()
+    ranks.gather(None)
     run(parts, name, config, ranks=ranks, stop_after=2)
     run(parts, name, config, ranks=ranks)
     assert metrics(parts) == metrics(both)

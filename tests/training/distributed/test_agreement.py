@@ -46,7 +46,7 @@ def on_second() -> bool:
         (
             "versions",
             lambda: {} if on_second() else {"numba": "1"},
-            "numba is '1' on rank 0 and None on rank 1",
+            "numba is '1' on rank 0 and 'not set' on rank 1",
         ),
         (
             "code_digest",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 pytest.importorskip("torch")
@@ -15,7 +13,6 @@ def test_ranks_wait_longer_than_a_collective_and_stop_when_the_first_fails() -> 
     (code, first), (other_code, other) = ended(start("waiting_ranks.py", 2))
     assert "rank 0 was there" in first
     assert "rank 1 was there" in other, other
-    assert re.search(r"rank 1 has waited \d+:\d\d for rank 0, which sleeps", other)
     assert "timed out" not in (first + other).lower()
     assert (code, other_code) == (1, 1)
     assert "ZeroDivisionError: planted" in first

@@ -60,9 +60,9 @@ def same_numbers(ranks: Ranks) -> None:
     assert ranks.broadcast(ranks.rank + 5) == 5
     assert ranks.gather_numbers([ranks.rank, 0.1]) == [[0.0, 0.1], [1.0, 0.1]]
     assert [ranks.any(ranks.rank == number) for number in (0, 1, 2)] == [True, True, False]
-    ranks.agree("run.seed", 3)
-    with pytest.raises(ConfigError, match="the data is 0 on rank 0 and 1 on rank 1"):
-        ranks.agree("the data", ranks.rank)
+    ranks.agree("the run", {"seed": 3})
+    with pytest.raises(ConfigError, match="the run: seed is 0 on rank 0 and 1 on rank 1"):
+        ranks.agree("the run", {"seed": ranks.rank})
 
 
 def initial_weights(ranks: Ranks) -> None:
@@ -89,7 +89,7 @@ def weights_of_a_folder(ranks: Ranks, folder: Path) -> None:
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config_json(to_table(config), "bfloat16", None)))
         save_file(weights, folder / "model.safetensors")
-    ranks.barrier()
+    ranks.gather(None)
     model = Llama(config, device="meta")
     cpu = torch.device("cpu")
     sharded.shard(model, sharded.make_mesh(cpu, Axes(1, 2, 1)), cpu)
@@ -128,7 +128,7 @@ def same_steps(ranks: Ranks, folder: Path, recipe: Recipe | str, config: TrainCo
             json.loads((both / "run.json").read_text())["identity"]["parallel"]
             == check_layout(config, 2)._asdict()
         )
-    ranks.barrier()
+    ranks.gather(None)
 
 
 def resumed(ranks: Ranks, folder: Path) -> None:
@@ -167,7 +167,7 @@ def same_operands(ranks: Ranks, folder: Path) -> None:
             for got, want in zip(assembled(together, where[2]), assembled(parts, where[2]), strict=True):
                 assert got.shape == want.shape, where
                 assert (got == want).all(), where
-    ranks.barrier()
+    ranks.gather(None)
 
 
 def failure_of_one(ranks: Ranks) -> None:
@@ -177,7 +177,7 @@ def failure_of_one(ranks: Ranks) -> None:
         with one_error(ranks):
             if not ranks.first:
                 raise ConfigError("out of luck")
-            ranks.barrier()
+            ranks.gather(None)
 
     expected = (PeerStopped, "^rank 1 has failed$") if ranks.first else (ConfigError, "^rank 1: out of luck$")
     with pytest.raises(expected[0], match=expected[1]):

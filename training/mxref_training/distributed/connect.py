@@ -43,7 +43,7 @@ def started_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
     Nothing is connected yet.
 
     Raises:
-        ConfigError: a variable is missing, is no number, or does not fit the others.
+        ConfigError: a variable is missing or is no number.
     """
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return SOLE
@@ -57,11 +57,6 @@ def started_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
             )
         found[name] = int(text)
     rank, world, local, local_world = found.values()
-    if not (rank < world and local < local_world <= world):
-        raise ConfigError(
-            f"RANK = {rank} of WORLD_SIZE = {world} and LOCAL_RANK = {local} of LOCAL_WORLD_SIZE = {local_world} in "
-            "the environment do not fit: start the ranks by torchrun"
-        )
     return Ranks(rank, world, local, local_world)
 
 

@@ -62,7 +62,9 @@ def begin_branch(
         else:
             origin = {"branch": {"trunk": str(trunk), "step": step}}
             device = device_name(choose_device(config.run.device, backend))
-            facts = run_facts(config, recipe, backend, corpus, label=label, wanted=wanted, device=device)
+            facts = run_facts(
+                config, backend, corpus, digest=recipe.digest, label=label, wanted=wanted, device=device
+            )
             folder.create(facts | origin)
         if folder.store.latest() is None:
             source = CheckpointStore(trunk / "checkpoints", keep=1).load(step)
