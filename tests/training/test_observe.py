@@ -16,7 +16,7 @@ from mxref.cli import main
 from mxref.recipe_files import recipe_from_table
 from mxref_training.errors import ConfigError
 from mxref_training.log import TrainResult
-from mxref_training.track import Observation, Window, flat
+from mxref_training.observe import Observation, Window, flat
 from narrow_backend import Narrow
 from training_setup import SR, Saboteur, change, crash, metrics, run, weights
 

@@ -13,7 +13,6 @@ import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -88,7 +87,7 @@ def default_backend(name: str | None, wanted: str) -> tuple[str, str]:
     return choose(name, "cuda" if on_gpu else "cpu")
 
 
-def made_current(device: torch.device) -> AbstractContextManager[Any]:
+def made_current(device: torch.device) -> AbstractContextManager[object]:
     """Make a GPU the current one in a block. An event that is given no stream takes one of the current GPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
@@ -183,7 +182,7 @@ def fixed_choices(config: TrainConfig, backend: Backend, device: torch.device) -
     """Under `run.deterministic`, run the block without choosing any kernel by its time.
 
     Raises:
-        ConfigError: a setting of this process chooses kernels in another way, or PyTorch's compiler cannot do it.
+        ConfigError: a setting of this process chooses kernels in another way.
     """
     if not config.run.deterministic:
         yield
@@ -197,7 +196,10 @@ def fixed_choices(config: TrainConfig, backend: Backend, device: torch.device) -
         settings.callback(setattr, torch.backends.cudnn, "benchmark", benchmark)
         torch.backends.cudnn.benchmark = False
         if config.run.compile is not Compile.NONE:
-            settings.enter_context(_untimed_compiler())
+            from torch._inductor import config as inductor
+
+            untimed = inductor.patch(deterministic=True, max_autotune=False, coordinate_descent_tuning=False)
+            settings.enter_context(untimed)
         yield
 
 
@@ -217,22 +219,6 @@ def _check_gpu() -> None:
             f"{_MPS_SHARE}={share} gives this process a part of the GPU, for which cuBLAS takes other kernels",
             "unset it; processes share a GPU under CUDA MPS without it too",
         )
-
-
-def _untimed_compiler() -> ExitStack:
-    """Return a context in which PyTorch's compiler times no kernel whose choice changes bits."""
-    from torch._inductor import config as inductor
-
-    if not hasattr(inductor, "deterministic"):
-        raise _refused(
-            f"the compiler of PyTorch {torch.__version__} has no deterministic mode",
-            "set run.compile = 'none', or take PyTorch 2.11 or newer",
-        )
-    stack = ExitStack()
-    stack.enter_context(
-        inductor.patch(deterministic=True, max_autotune=False, coordinate_descent_tuning=False)
-    )
-    return stack
 
 
 def _refused(reason: str, way_out: str) -> ConfigError:

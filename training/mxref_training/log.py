@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mxref.roles import GemmRole
 from mxref_torch.step_context import RecipeSchedule
 from mxref_training.log_files import LogFile, open_logs, read_lines
-from mxref_training.track import Tracking
+from mxref_training.observe import Tracking
 
 if TYPE_CHECKING:
     from mxref_training.evaluate import Evaluation

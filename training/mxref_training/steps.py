@@ -21,8 +21,8 @@ from mxref_training.config import TrainConfig
 from mxref_training.distributed import share as shares
 from mxref_training.finite import first_nonfinite_gradient, first_nonfinite_output
 from mxref_training.model.loss import CompiledLoss, cross_entropy
+from mxref_training.observe import measuring
 from mxref_training.optim import clip_gradients, learning_rate, require_float32_state, set_learning_rate
-from mxref_training.track import measuring
 
 Tokens = np.ndarray[Any, np.dtype[np.int64]]
 Batch = tuple[Tokens, Tokens]

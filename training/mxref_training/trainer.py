@@ -13,9 +13,9 @@ A step is `EagerSteps.take` in `steps`, or the same operations as one CUDA graph
 Where an operand leaves the range of the backend's fast GEMM, steps 2 and 3 are done over with the wide one (`widened`).
 A captured step is reported when the next has begun. `catch_up` waits for it, before a phase, an evaluation or a save.
 
-A checkpoint holds what `RunState.snapshot` returns, in the files that `checkpoint` describes. Ranks meet at
-the start and the end of a run, in a step (`distributed.share`: gradients, loss, norm, FP8 scales, and whether a value
-left its range or was not finite), in an evaluation, when they agree on a signal, and in a save.
+A checkpoint holds what `RunState.snapshot` in `run_state` returns, in the files that `checkpoint` describes. Ranks
+meet at the start and the end of a run, in a step (`distributed.share`: gradients, loss, norm, FP8 scales, and whether a
+value left its range or was not finite), in an evaluation, when they agree on a signal, and in a save.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.finite import require_finite, require_some_taken, require_trained
 from mxref_training.interrupt import Interrupted, StopRequest
 from mxref_training.log import RunLog, SilentLog, TrainResult, read_result
+from mxref_training.observe import UNOBSERVED, Observation, Profiler, shadowed
 from mxref_training.open_run import OpenRun
 from mxref_training.progress import ProgressSink
 from mxref_training.start import begun
 from mxref_training.steps import Taken
-from mxref_training.track import UNOBSERVED, Observation, Profiler, shadowed
 
 
 def train(

@@ -105,7 +105,7 @@ def train(
     from mxref_training.cli.train_plan import print_plan
     from mxref_training.distributed.connect import connected, restarted, started_ranks
     from mxref_training.interrupt import Interrupted
-    from mxref_training.track import Observation, Window
+    from mxref_training.observe import Observation, Window
 
     mesh = {"ranks": ranks, "peak_tflops": peak_tflops, "utilisation": utilisation}
     mesh = {name: value for name, value in mesh.items() if value is not None}

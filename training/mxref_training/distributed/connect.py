@@ -78,13 +78,11 @@ def connected(ranks: Ranks) -> Iterator[Ranks]:
 
     Raises:
         PeerStopped, PeerLost: as of `one_error`.
-        ConfigError: PyTorch cannot connect ranks, or they cannot reach each other.
+        ConfigError: they cannot reach each other.
     """
     if not ranks.several:
         yield ranks
         return
-    if not dist.is_available():
-        raise ConfigError(f"{ranks.world} ranks, but this PyTorch was built without torch.distributed")
     if dist.is_initialized():
         yield ranks
         return
