@@ -9,11 +9,9 @@ from click.testing import CliRunner
 
 from data_files import make_texts, write
 from mxref.cli import main
-from mxref.errors import FileFormatError
 from mxref_training.lab.ladder import load_ladder, shipped
 from mxref_training.probe.arms import chosen_arms
 from mxref_training.probe.results import load
-from mxref_training.report.probe.tables import section
 
 pytestmark = pytest.mark.usefixtures("warm_children")
 
@@ -112,10 +110,3 @@ def test_a_ladder_whose_reference_loses_its_checkpoint_is_refused(tmp_path: Path
     )
     assert done.exit_code == 2
     assert "last.probe reads the checkpoint of fp8, which last.keep deletes" in done.output
-
-
-def test_a_ladder_without_a_probe_has_no_such_section(tmp_path: Path) -> None:
-    assert section(tmp_path) is None
-    (tmp_path / "probe.json").write_text("{")
-    with pytest.raises(FileFormatError, match="probe.json is damaged"):
-        section(tmp_path)

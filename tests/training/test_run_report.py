@@ -288,8 +288,8 @@ def test_signs_name_what_is_beyond_the_limits(copied: Path) -> None:
         f"3 % of the scales are NaN in {where}.",
         f"7.5 % are clipped in {where}.",
         f"60 % are zeroed in {where}.",
-        f"the bias is -8.0 % in {where}.",
-        "the cosine of dW is 0.910 in model.layers.0.self_attn.q_proj.",
+        f"the bias is -8.0% in {where}.",
+        "the cosine is 0.910 in Wgrad dW of model.layers.0.self_attn.q_proj.",
     ]
 
 

@@ -94,15 +94,16 @@ def show_ladder(results: dict[str, Any], folder: Path, out: Path | None = None) 
         out: folder of the pages; default that of the ladder.
     """
     from mxref.terminal import console, echo
+    from mxref_training.probe.results import JSON, load
     from mxref_training.report.ladder.page import WIDE, screen, write_report
-    from mxref_training.report.probe.tables import section
+    from mxref_training.report.probe.tables import headline
 
     terminal = console()
     if not terminal.is_terminal:
         terminal.width = max(terminal.width, WIDE)  # a file or a pipe has room
-    probed = section(folder)
+    probed = load(folder) if (folder / JSON).exists() else None
     if probed:
-        echo(f"{probed.headline}\n")
+        echo(f"{headline(probed)}\n")
     terminal.print(screen(results, terminal.width))
     page, _ = write_report(results, out or folder, probed)
     echo(f"\n{page}")

@@ -10,7 +10,7 @@ from mxref_training.report.ladder.plots import curves_svg, overheads_svg
 from mxref_training.report.ladder.tables import (
     answers_table,
     exploratory_table,
-    last_tables,
+    last_table,
     recipes_table,
     results_table,
 )
@@ -24,7 +24,8 @@ from mxref_training.report.ladder.words import (
     target_line,
 )
 from mxref_training.report.page import Page
-from mxref_training.report.probe.tables import Section
+from mxref_training.report.probe.tables import headline as probe_headline
+from mxref_training.report.probe.tables import summary
 
 if TYPE_CHECKING:
     from rich.table import Table as Screen
@@ -45,16 +46,16 @@ def screen(results: Results, width: int = WIDE) -> Screen:
     return table.screen(head, f"{target_line(results)}\n{headline(results)}")
 
 
-def ladder_page(results: Results, probe: Section | None = None) -> Page:
+def ladder_page(results: Results, probe: Results | None = None) -> Page:
     """Return the page of a ladder: what decides, the table and the figures; then all that they stand on.
 
     Args:
         results: the content of `results.json`.
-        probe: what was found at the reference's checkpoint without training.
+        probe: the content of `probe.json`, where the reference's checkpoint was probed.
     """
     page = Page(results["title"])
     if probe:
-        page.add("text", probe.headline, "headline")
+        page.add("text", probe_headline(probe), "headline")
     page.add("text", headline(results), "" if probe else "headline")
     page.add("text", noise_line(results), "strong")
     page.add(
@@ -77,25 +78,33 @@ def ladder_page(results: Results, probe: Section | None = None) -> Page:
         "reference's of the same seed at equal tokens; grey is the distance between runs of the reference with "
         "different seeds. Thin lines are further seeds. The names are in the order of the ends.",
     )
-    if asked := results.get("contrasts"):
+    if results["contrasts"]:
         page.add("h2", "Questions")
-        page.add("items", [f"{one['question']} {one['answer']}" for one in asked])
+        page.add("items", [f"{one['question']} {one['answer']}" for one in results["contrasts"]])
         page.add("table", answers_table(results))
-    if again := exploratory_table(results):
+    again = exploratory_table(results)
+    if again.rows:
         page.add("h2", "Exploratory")
         page.add("text", f"{exploratory_line(results)} {results['rules']['exploratory']}".strip())
         page.add("table", again)
-    if last := last_tables(results):
+    if last := last_table(results):
         page.add("h2", "Last checkpoints, evaluated on more")
-    for what, table in last:
-        page.add("text", what)
-        page.add("table", table)
-    if probe:
-        page.add("h2", "One step without training noise")
-        page.add("text", probe.lead)
         page.add(
             "table",
-            probe.table,
+            last,
+            f"Loss less that of {label_of(results, 'reference')} at equal seeds, in nats: mean (lowest to highest). First "
+            "each text with the arm's own recipe, then the validation text in one recipe for all arms.",
+        )
+    if probe:
+        page.add("h2", "One step without training noise")
+        page.add(
+            "text",
+            f"At {probe['moments'][-1]['name']} of the reference, {probe['batch']['name']} gave X, W and dY of every "
+            "layer, and each recipe's GEMMs ran on them. Short runs cannot tell the recipes apart; this step can.",
+        )
+        page.add(
+            "table",
+            summary(probe),
             "Medians over the layers; `probe.html` beside this page has every layer, the errors by cause, and how the "
             "numbers are defined.",
         )
@@ -113,7 +122,7 @@ def ladder_page(results: Results, probe: Section | None = None) -> Page:
     return page
 
 
-def write_report(results: Results, folder: Path, probe: Section | None = None) -> tuple[Path, Path]:
+def write_report(results: Results, folder: Path, probe: Results | None = None) -> tuple[Path, Path]:
     """Write `report.html` and `report.md` into a folder, and return their paths; arguments as in `ladder_page`.
 
     Raises:

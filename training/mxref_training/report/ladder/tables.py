@@ -78,11 +78,11 @@ def recipes_table(results: Results) -> Table:
         Column(role, of=lambda arm, role=role: dict(arm["recipe"]["treatment"])[role], left=True)  # type: ignore[misc] # mypy knows no default of a lambda
         for role in ("Fprop", "Dgrad", "Wgrad")
     ]
-    return _arms(results, "treatments", Column("digest", "recipe", of="recipe.digest", left=True), *roles)
+    return _arms(results, "recipes", Column("digest", "recipe", of="recipe.digest", left=True), *roles)
 
 
 def answers_table(results: Results) -> Table:
-    """Return the numbers of the contrasts; no rows for results of an older version."""
+    """Return the numbers of the contrasts."""
     columns = [
         Column("contrast", of=_contrast_of(results), left=True),
         Column("loss", "loss, nats\n(95 %)", of=lambda row: _between(row["loss"], "nats", "+.4f")),
@@ -91,7 +91,7 @@ def answers_table(results: Results) -> Table:
         Column("pairs"),
         Column("predictions", of=_predictions, left=True),
     ]
-    return Table.of("answers", columns, results.get("contrasts") or [])
+    return Table.of("answers", columns, results["contrasts"])
 
 
 def _contrast_of(results: Results) -> Callable[[Record], str]:
@@ -126,18 +126,13 @@ def _between(found: Record | None, key: str, form: str, unit: str = "") -> str:
     return f"{text} ({written(found['low'], form)} to {written(found['high'], form)})"
 
 
-def exploratory_table(results: Results) -> Table | None:
-    """Return the contrasts of the second analysis; None for results of an older version, or without contrasts."""
-    found = (results.get("exploratory") or {}).get("contrasts")
-    return contrasts_table("exploratory", found, results) if found else None
+def exploratory_table(results: Results) -> Table:
+    """Return the contrasts of the second analysis."""
+    return contrasts_table("exploratory", results["exploratory"]["contrasts"], results)
 
 
 def contrasts_table(name: str, found: Sequence[Record], results: Results) -> Table:
     """Return contrasts with their slopes, of one ladder or of several; the arms have the names of `results`."""
-
-    def pairs(row: Record) -> list[float]:
-        return [one[1] if isinstance(one, list) else one for one in row["loss"]["pairs"]]
-
     columns = [
         Column("contrast", of=_contrast_of(results), left=True),
         Column("declared", of=lambda row: "before the runs" if row["declared"] else "after", left=True),
@@ -145,12 +140,7 @@ def contrasts_table(name: str, found: Sequence[Record], results: Results) -> Tab
         Column("low", "95 %\nfrom", "+.4f", "loss.low"),
         Column("high", "\nto", "+.4f", "loss.high"),
         Column("corrected_p", "p,\ncorrected", ".4f", "loss.corrected_p"),
-        Column("pairs", of=lambda row: len(pairs(row))),
-        Column(
-            "same_sign",
-            "of the\nsame sign",
-            of=lambda row: sum(x * fmean(pairs(row)) > 0 for x in pairs(row)),
-        ),
+        Column("pairs", of=lambda row: len(row["loss"]["pairs"])),
         Column("slope", "slope, nats\nper e-fold", "+.4f", "slope.nats"),
         Column("slope_low", "95 %\nfrom", "+.4f", "slope.low"),
         Column("slope_high", "\nto", "+.4f", "slope.high"),
@@ -158,43 +148,31 @@ def contrasts_table(name: str, found: Sequence[Record], results: Results) -> Tab
     return Table.of(name, columns, found)
 
 
-def last_tables(results: Results) -> list[tuple[str, Table]]:
-    """Return the losses on the run's own text by recipe, and those with its own recipe by text; none without them.
+def last_table(results: Results) -> Table | None:
+    """Return the losses of the last checkpoints less those of the reference; None without further evaluations.
 
-    Each table stands behind a sentence about it. Each cell is the mean over the seeds of the loss less the reference's,
-    and the lowest and highest of them.
+    Each cell is the mean over the seeds, and the lowest and highest of them.
     """
-    arms = [arm for arm in results["arms"] if arm["runs"] and all("last" in run for run in arm["runs"])]
+    arms = [arm for arm in results["arms"] if all("last" in run for run in arm["runs"])]
     reference = next((arm for arm in arms if arm["role"] == "reference"), None)
     if reference is None:
-        return []
+        return None
     first = reference["runs"][0]["last"]
-    others = [arm for arm in arms if arm["role"] == "arm"]
-    head = [Column("stage", "Stage", left=True), Column("arm", "Arm", of="label", left=True)]
 
-    def gap(key: str, title: str, recipe: str, text: str) -> Column:
+    def gap(recipe: str, text: str, key: str, title: str) -> Column:
         return Column(key, title, of=lambda arm: _said(gaps(arm, reference, recipe, text)))
 
-    tables = []
-    if len(first["losses"]) > 1:
-        own = {OWN: "the arm's own recipe"}
-        columns = [
-            gap(name, f"Evaluated in {own.get(name, name)}", name, VALIDATION) for name in first["losses"]
-        ]
-        what = "Each run's last checkpoint on its own validation text, evaluated with several recipes"
-        tables.append((what, Table.of("last_by_recipe", [*head, *columns], others)))
-    if len(first["texts"]) > 1:
-        table = Table.of(
-            "last_by_text", [*head, *(gap(name, name, OWN, name) for name in first["texts"])], others
-        )
-        losses = [run["last"]["losses"][OWN] for run in reference["runs"]]
-        known = ([loss[name] for loss in losses if loss[name] is not None] for name in first["texts"])
-        means = [written(fmean(values) if values else None, ".3f") for values in known]
-        base = (reference["stage"], f"{reference['label']}, its loss", *means)
-        what = "Each run's last checkpoint on other text too, with the arm's own recipe"
-        tables.append((what, Table(table.name, table.columns, [base, *table.rows])))
-    less = f"loss less that of {label_of(results, 'reference')} in nats, mean over the seeds (lowest to highest)."
-    return [(f"{what}: {less}", table) for what, table in tables]
+    names = short_names(results["arms"])
+    columns = [
+        Column("arm", of=lambda arm: names[arm["name"]], left=True),
+        *(gap(OWN, text, text, f"{text},\nown recipe") for text in first["texts"]),
+        *(
+            gap(name, VALIDATION, f"in {name}", f"{VALIDATION},\nin {name}")
+            for name in first["losses"]
+            if name != OWN
+        ),
+    ]
+    return Table.of("last", columns, [arm for arm in arms if arm["role"] == "arm"])
 
 
 def gaps(arm: Record, reference: Record, recipe: str, text: str) -> list[float]:
@@ -227,22 +205,16 @@ def ladder_tables(results: Results) -> list[Table]:
         for run in arm["runs"]
         for tokens, loss in run["curve"]
     ]
-    treatments = [
-        {"arm": arm["name"], "digest": arm["recipe"]["digest"], "role": role, "treatment": text}
-        for arm in arms
-        for role, text in arm["recipe"]["treatment"]
-    ]
     tables = [
         plain("arms", _ARM, arms),
         plain("curves", "arm pair seed tokens val_loss diverged", points),
-        plain("recipes", "arm digest role treatment", treatments),
-        plain("contrasts", _CONTRAST, results.get("contrasts") or []),
+        recipes_table(results),
+        plain("contrasts", _CONTRAST, results["contrasts"]),
         exploratory_table(results),
-        plain(
-            "provenance", "key value", [{"key": key, "value": value} for key, value in provenance(results)]
-        ),
+        Table("provenance", [Column("key"), Column("value")], provenance(results)),
     ]
-    return [table for table in tables if table]
+    last = last_table(results)
+    return [*tables, last] if last else tables
 
 
 _ARM = """

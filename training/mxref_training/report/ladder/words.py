@@ -16,7 +16,7 @@ def noise(results: Results) -> float | None:
     It comes from the spread that is pooled over the arms with two or more seeds, else from the reference's repetitions
     with other seeds. An arm that left the pool has an interval of its own.
     """
-    outside = results.get("spread", {}).get("tokens", {}).get("outside", ())
+    outside = results["spread"]["tokens"]["outside"]
     widths = [
         arm["overhead"]["half_width"]
         for arm in results["arms"]
@@ -57,8 +57,8 @@ def headline(results: Results) -> str:
             f"At most {counted(runs, 'run')} {stands} behind an interval; a verdict needs {least} (--seeds {least})."
         )
     parts.append(counts_line(results))
-    of = results.get("runs")  # which results of earlier versions do not have
-    if of and of["finished"] < of["planned"]:
+    of = results["runs"]
+    if of["finished"] < of["planned"]:
         parts.append(f"Not final: {of['finished']} of {of['planned']} planned runs have ended.")
     if results["unfinished"]:
         parts.append(f"Not run yet: {', '.join(results['unfinished'])}.")
@@ -68,7 +68,7 @@ def headline(results: Results) -> str:
 
 def counts_line(results: Results) -> str:
     """Return how many contrasts have which outcome, and what their seeds can find; empty without contrasts."""
-    rows = results.get("contrasts") or []
+    rows = results["contrasts"]
     if not rows:
         return ""
     outcomes = [row["outcome"] for row in rows]
@@ -124,7 +124,7 @@ def exploratory_line(results: Results) -> str:
 
 def flag_line(results: Results) -> str:
     """Return the runs that are flagged, the reference's first; empty if none is."""
-    found = results.get("flagged") or []
+    found = results["flagged"]
     if not found:
         return ""
     names = short_names(results["arms"])

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from mxref.roles import OPERANDS, GemmRole
-from mxref_training.probe.results import JSON, Results, Row, load, rows
+from mxref_training.probe.results import Results, Row, rows
 from mxref_training.report.table import Column, Table, middle, plain, written
 from mxref_training.wording import counted
 
@@ -115,28 +113,3 @@ def all_rows(results: Results) -> Table:
         found.append(wide | drawn.get(place(row), {}))
     keys = dict.fromkeys(key for row in found for key in row)
     return plain("probe", " ".join(keys), found)
-
-
-@dataclass(frozen=True)
-class Section:
-    """What the report of a ladder shows of a probe in the ladder's folder."""
-
-    headline: str
-    lead: str
-    table: Table
-
-
-def section(folder: Path) -> Section | None:
-    """Return the section of a ladder's folder; None where nothing was probed.
-
-    Raises:
-        FileFormatError: the results of the probe are damaged.
-    """
-    if not (folder / JSON).exists():
-        return None
-    results = load(folder)
-    lead = (
-        f"At {results['moments'][-1]['name']} of the reference, {results['batch']['name']} gave X, W and dY of every "
-        "layer, and each recipe's GEMMs ran on them. Short runs cannot tell the recipes apart; this step can."
-    )
-    return Section(headline(results), lead, summary(results))

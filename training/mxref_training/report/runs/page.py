@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mxref.roles import GemmRole
@@ -12,6 +12,7 @@ from mxref_training.report.probe.tables import slot_title
 from mxref_training.report.runs import plots, tables
 from mxref_training.report.runs.read import Run
 from mxref_training.report.table import Table
+from mxref_training.wording import counted
 
 REPORT, COMPARISON = "report", "comparison"
 """Names of the files, without their suffixes: of one run, and of several."""
@@ -27,36 +28,30 @@ def signs(runs: Sequence[Run]) -> list[str]:
     """Return sentences about unusual values in the last measured steps."""
     found = []
     for run in runs:
-        now = run.latest
         who = f"{run.name}: " if len(runs) > 1 else ""
-        for key, limit, says in _LIMITS:
-            beyond = [line for line in now if line[key] is not None and abs(line[key]) > limit]
+        for key, excess, says in _LIMITS:
+            known = [line for line in run.latest if line.get(key) is not None]
+            beyond = sorted(
+                (line for line in known if excess(line[key]) > 0), key=lambda line: excess(line[key])
+            )
             if beyond:
-                worst = max(beyond, key=lambda line: abs(line[key]))
+                worst = beyond[-1]
+                more = f", and {counted(len(beyond) - 1, 'more tensor')}" if len(beyond) > 1 else ""
                 where = f"{slot_title(worst['role'], worst['operand'])} of {worst['layer']}"
-                more = f", and {len(beyond) - 1} more operands" if len(beyond) > 1 else ""
-                found.append(
-                    f"{who}{says.format(worst[key] * (100 if key == 'bias' else 1))} in {where}{more}."
-                )
-        low = [x for x in run.gradients if x["step"] == run.measured[-1] and (x["cosine"] or 1.0) < _COSINE]
-        if low:
-            worst = min(low, key=lambda x: x["cosine"])
-            more = f", and {len(low) - 1} more layers" if len(low) > 1 else ""
-            found.append(f"{who}the cosine of dW is {worst['cosine']:.3f} in {worst['layer']}{more}.")
+                found.append(f"{who}{says.format(worst[key])} in {where}{more}.")
     return found
 
 
-_LIMITS = (
-    ("nonfinite", 0.0, "{:.3g} % of the scales are NaN"),
-    ("clipped", 5.0, "{:.1f} % are clipped"),
-    ("zeroed", 50.0, "{:.0f} % are zeroed"),
-    ("bias", 0.05, "the bias is {:+.1f} %"),
-    ("scale_low", 1.0, "{:.1f} % of the scales are at the lowest byte"),
-    ("scale_high", 1.0, "{:.1f} % of the scales are at the highest byte"),
+_LIMITS: tuple[tuple[str, Callable[[float], float], str], ...] = (
+    ("nonfinite", lambda percent: percent, "{:.3g} % of the scales are NaN"),
+    ("clipped", lambda percent: percent - 5, "{:.1f} % are clipped"),
+    ("zeroed", lambda percent: percent - 50, "{:.0f} % are zeroed"),
+    ("bias", lambda share: abs(share) - 0.05, "the bias is {:+.1%}"),
+    ("scale_low", lambda percent: percent - 1, "{:.1f} % of the scales are at the lowest byte"),
+    ("scale_high", lambda percent: percent - 1, "{:.1f} % of the scales are at the highest byte"),
+    ("cosine", lambda cosine: 0.95 - cosine, "the cosine is {:.3f}"),
 )
-"""Limits beyond which a number is unusual; docs/how-to/telemetry.rst gives the reasons."""
-
-_COSINE = 0.95
+"""How far a number is beyond the limit from which it is unusual; docs/how-to/telemetry.rst gives the reasons."""
 
 
 def write_page(runs: Sequence[Run], folder: Path) -> tuple[Path, Path]:
@@ -72,7 +67,8 @@ def write_page(runs: Sequence[Run], folder: Path) -> tuple[Path, Path]:
 def runs_page(runs: Sequence[Run]) -> Page:
     """Return the page of one run, or of several side by side."""
     several, measured = len(runs) > 1, [run for run in runs if run.operands]
-    page = Page(_title(runs))
+    names = ", ".join(run.name for run in runs)
+    page = Page(f"{len(runs)} runs: {names}" if several else f"Run {names}")
     page.add("text", _lead(runs), "lead")
     page.add("table", _own(tables.overview(runs), several).without("best_val_loss"))
     page.add("h2", "Curves")
@@ -151,20 +147,14 @@ def _telemetry(page: Page, runs: Sequence[Run], measured: Sequence[Run]) -> None
     )
 
 
-def _title(runs: Sequence[Run]) -> str:
-    if len(runs) == 1:
-        return f"Run {runs[0].name}"
-    return f"{len(runs)} runs: {', '.join(run.name for run in runs)}"
-
-
 def _lead(runs: Sequence[Run]) -> str:
     if len(runs) > 1:
         return f"Differences are from {runs[0].name}."
-    run = runs[0]
-    size = run.record.get("parameters")
-    parts = [f"{size:,} parameters" if isinstance(size, int) else "", f"recipe {run.recipe.digest}"]
-    parts += [f"backend {run.record.get('backend')}", f"started {run.record.get('started')}"]
-    return ", ".join(part for part in parts if part) + "."
+    record = runs[0].record
+    return (
+        f"{record['parameters']:,} parameters, recipe {record['recipe_digest']}, backend {record['backend']}, started "
+        f"{record['started']}."
+    )
 
 
 def _steps(runs: Sequence[Run]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ class Run:
 
     name: str
     """A short name that no other run of the report has."""
-    path: Path
     record: dict[str, Any]
     """`run.json`."""
     config: dict[str, Any]
@@ -35,12 +34,10 @@ class Run:
     evaluations: list[Line]
     """Lines of `metrics.jsonl` about evaluations."""
     timing: list[Line]
-    operands: list[Line] = field(default_factory=list)
+    operands: list[Line]
     """Lines of `telemetry.jsonl` about operands."""
-    gradients: list[Line] = field(default_factory=list)
+    gradients: list[Line]
     """Lines of `telemetry.jsonl` about gradients of weights."""
-    censuses: list[Line] = field(default_factory=list)
-    """Lines of `telemetry.jsonl` that count GEMMs."""
 
     @property
     def measured(self) -> list[int]:
@@ -49,8 +46,9 @@ class Run:
 
     @property
     def latest(self) -> list[Line]:
-        """The lines about operands of the last measured step."""
-        return [line for line in self.operands if line["step"] == self.measured[-1]]
+        """The lines of `telemetry.jsonl` of the last measured step, but for the census."""
+        lines = (*self.operands, *self.gradients)
+        return [line for line in lines if line["step"] == self.measured[-1]]
 
     @property
     def step_tokens(self) -> int:
@@ -98,7 +96,6 @@ def _read(folder: Path, name: str) -> Run:
     )
     return Run(
         name,
-        folder,
         record,
         config,
         recipe,
@@ -107,7 +104,6 @@ def _read(folder: Path, name: str) -> Run:
         timing=[line for line in timing if "seconds" in line],
         operands=[line for line in telemetry if "snr" in line],
         gradients=[line for line in telemetry if "cosine" in line],
-        censuses=[line for line in telemetry if "census" in line],
     )
 
 
