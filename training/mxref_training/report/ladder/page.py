@@ -92,8 +92,8 @@ def ladder_page(results: Results, probe: Results | None = None) -> Page:
         page.add(
             "table",
             last,
-            f"Loss less that of {label_of(results, 'reference')} at equal seeds, in nats: mean (lowest to highest). First "
-            "each text with the arm's own recipe, then the validation text in one recipe for all arms.",
+            f"Loss less that of {label_of(results, 'reference')} at equal seeds, in nats: mean (lowest to highest). "
+            "First each text with the arm's own recipe, then the validation text in one recipe for all arms.",
         )
     if probe:
         page.add("h2", "One step without training noise")
