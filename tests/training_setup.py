@@ -49,7 +49,7 @@ def text(count: int, seed: int) -> Tokens:
     ids = np.zeros(count, np.uint16)
     for i in range(1, count):
         ids[i] = noise[i] if rng.random() < 0.1 else (5 * int(ids[i - 1]) + 1) % VOCAB
-    return Tokens(ids, 1, count, hashlib.sha256(ids.tobytes()).hexdigest())
+    return Tokens(ids, hashlib.sha256(ids.tobytes()).hexdigest())
 
 
 CORPUS = TokenCorpus(text(4000, 1), text(200, 2), Vocabulary(), "made up")  # type: ignore[arg-type]

@@ -424,7 +424,7 @@ def test_a_process_refuses_a_run_that_is_no_longer_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = some_run(tmp_path, code="0" * 12).to_table()
-    monkeypatch.setattr("mxref_training.data.handed_over.from_table", lambda tokens: FakeCorpus())
+    monkeypatch.setattr("mxref_training.data.corpus.TokenCorpus.from_table", lambda tokens: FakeCorpus())
     with pytest.raises(
         ConfigError, match="the code changed while the ladder ran: give the same command again"
     ):

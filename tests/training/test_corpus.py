@@ -10,6 +10,7 @@ import data_files
 from data_files import make_texts, write
 from mxref_training.config import DataConfig
 from mxref_training.config_files import load_config
+from mxref_training.data import Tokenizer
 from mxref_training.data.corpus import prepare_corpus
 from mxref_training.errors import ConfigError
 
@@ -22,16 +23,12 @@ def test_an_empty_path_is_refused(key: str) -> None:
         DataConfig(**{key: ""})
 
 
-def test_a_line_has_room_for_a_mebibyte_at_least() -> None:
-    with pytest.raises(ConfigError, match="data.max_line_mib = 0 is below 1"):
-        DataConfig(max_line_mib=0)
-
-
 def test_the_report_says_how_many_documents_are_trained_on(tmp_path: Path) -> None:
     data = [f"data.train={write(tmp_path / 'text.jsonl', make_texts(300))}", "model.vocab=260"]
     corpus = prepare_corpus(load_config("tiny", data))
     assert corpus.report.startswith("train text.jsonl: 294 documents, ")
     assert corpus.report.endswith("; trains on the first 200 documents of these, as data.max_documents says")
-    assert corpus.train.documents == 200
+    assert isinstance(corpus.tokenizer, Tokenizer)
+    assert (corpus.train.ids == corpus.tokenizer.eot).sum() == 200
     whole = prepare_corpus(load_config("tiny", [*data, "data.max_documents=294"]))
     assert "trains on" not in whole.report

@@ -56,13 +56,11 @@ def listing(folder: Path) -> dict[str, bytes]:
         ("--data secret.jsonl", "no JSONL file in the folder secret.jsonl"),
         ("--data broken.jsonl", "broken.jsonl, line 1: 'text' is of type int"),
         ("--data cut.jsonl.xz", "cannot read cut.jsonl.xz"),
-        ("--data train.jsonl --set data.val=train.jsonl", "in the training data too: give validation data"),
         ("--data train.jsonl --set data.tokenizer=missing.json", "cannot read the tokenizer missing.json"),
         ("--data train.jsonl --set data.tokenizer=tokenizer.json", "tokenizer.json is not a tokenizer.json"),
         ("--data train.jsonl --set model.vocab=200", "a vocabulary of 200 cannot hold all bytes"),
         ("--data ids", "data.train names token files, but data.val is not set"),
         ("--data ids --set data.val=short", "short.bin is cut short: expected 100 bytes, found 60"),
-        ("--data ids --set data.val=ids", "ids holds the tokens of the validation data ids"),
         ("--data ids --set data.val=gone.bin", "cannot read gone.idx"),
         ("--data hf: --set data.val=train.jsonl", "'hf:' is not of the form hf:NAME"),
         ("--data train.jsonl --set run.init_from=nowhere", "nowhere"),
@@ -96,4 +94,4 @@ def test_it_takes_what_can_be_read_and_writes_nothing(folder: Path, arguments: s
 def test_a_data_set_of_the_hub_is_not_fetched(folder: Path) -> None:
     found = CliRunner().invoke(main, ["train", "tiny", "--data", "c4", "--dry-run"], env={"COLUMNS": "200"})
     assert found.exit_code == 0, found.output
-    assert "c4, validated on its own validation side; fetched when the run begins" in found.output
+    assert "c4, validated on its own validation side" in found.output

@@ -46,8 +46,7 @@ def on_disk(folder: Path, name: str, tokens: Tokens) -> dict[str, Any]:
     """Tokens as another process reads them."""
     path = folder / f"{name}.bin"
     tokens.ids.tofile(path)
-    facts = {"documents": 1, "utf8_bytes": len(tokens), "sha256": tokens.sha256}
-    return {"path": str(path), "dtype": tokens.ids.dtype.str, **facts}
+    return {"path": str(path), "dtype": tokens.ids.dtype.str, "sha256": tokens.sha256}
 
 
 def ladder(out: Path, extra: Extra = NOTHING) -> dict[str, Any]:
@@ -65,7 +64,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], d
     folder = tmp_path_factory.mktemp("last")
     halves = text(200, 2)
     texts = {
-        "first": on_disk(folder, "first", Tokens(halves.ids[:65], 1, 65, "1")),
+        "first": on_disk(folder, "first", Tokens(halves.ids[:65], "1")),
         "both": on_disk(folder, "both", halves),
     }
     recipes = {name: to_table(load_recipe(name)) for name in ("bf16", "fp8")}
@@ -124,8 +123,8 @@ def test_text_is_divided_by_its_source(tmp_path: Path, monkeypatch: pytest.Monke
     def tokenized(documents: Any, tokenizer: Any) -> Tokens:
         ids = np.array([ord(c) % VOCAB for text in documents for c in text], np.uint16)
         name = documents.name
-        saved = on_disk(tmp_path, name, Tokens(ids, 1, len(ids), hashlib.sha256(ids.tobytes()).hexdigest()))
-        made[name] = Tokens(np.memmap(saved["path"], np.uint16, "r"), 1, len(ids), saved["sha256"])
+        saved = on_disk(tmp_path, name, Tokens(ids, hashlib.sha256(ids.tobytes()).hexdigest()))
+        made[name] = Tokens(np.memmap(saved["path"], np.uint16, "r"), saved["sha256"])
         return made[name]
 
     monkeypatch.setattr(last_checkpoint, "tokenize", tokenized)
@@ -137,7 +136,10 @@ def test_text_is_divided_by_its_source(tmp_path: Path, monkeypatch: pytest.Monke
         return prepare([str(file)], recipes, CONFIG, CORPUS, get_backend("reference"))
 
     found = asked(("a" * 30, "news"), ("b" * 40, None), ("c" * 10, "news"), ("d" * 50, 7), recipes=("fp8",))
-    assert {name: side["utf8_bytes"] for name, side in found.texts.items()} == {"news": 40, "other": 90}
+    assert {name: Path(side["path"]).stat().st_size for name, side in found.texts.items()} == {
+        "news": 80,
+        "other": 180,
+    }
     assert bytes(made["news"].ids) == bytes(np.array([33] * 30 + [35] * 10, np.uint16))
     assert list(found.recipes) == ["fp8"]
 

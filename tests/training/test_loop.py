@@ -264,11 +264,6 @@ def test_stochastic_rounding_that_is_none_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_equal_training_and_validation_data_are_refused() -> None:
-    with pytest.raises(ConfigError, match="training and validation data are the same 4,000 tokens"):
-        replace(CORPUS, val=CORPUS.train)
-
-
 UNFIT: dict[str, tuple[TrainConfig, type[MxrefError], str]] = {
     "width": (
         replace(CONFIG, model=replace(CONFIG.model, ffn=80)),

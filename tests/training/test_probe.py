@@ -310,7 +310,7 @@ def test_other_tokens_than_the_runs_are_said(
 ) -> None:
     other = type(CORPUS)(
         CORPUS.train,
-        CORPUS.train.__class__(CORPUS.val.ids[::-1].copy(), 1, 200, "f" * 64),
+        CORPUS.train.__class__(CORPUS.val.ids[::-1].copy(), "f" * 64),
         CORPUS.tokenizer,
         "",
     )

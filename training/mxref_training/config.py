@@ -149,15 +149,9 @@ class DataConfig:
     """Read no more than this many training documents; 0 reads all, or 100,000 of a data set that is streamed."""
     order_samples: int = 0
     """Samples that Megatron's order of token files is made for; 0 is `run.steps` times `run.batch`."""
-    max_line_mib: int = 64
-    """Longest line of a data file in MiB, decompressed: a limit of the memory that a damaged or hostile file uses."""
-    workers: int = 0
-    """Processes that turn text into tokens; below 2, this process does."""
 
     def __post_init__(self) -> None:
-        from_zero = dict.fromkeys(("max_documents", "order_samples"), (0, MAX_COUNT))
-        workers = (0, MAX_THREADS)
-        check(self, "data", max_line_mib=(1, MAX_COUNT), workers=workers, **from_zero)
+        check(self, "data", max_documents=(0, MAX_COUNT), order_samples=(0, MAX_COUNT))
         for name in ("train", "val", "tokenizer"):
             require(
                 getattr(self, name) != "",

@@ -41,6 +41,15 @@ def config_from_table(table: Mapping[str, Any], where: str = "config") -> TrainC
         raise ConfigError(str(err)) from err
 
 
+def recorded_config(table: Mapping[str, Any], where: str) -> TrainConfig:
+    """Return the configuration that a run or a result recorded, without the keys of `data` that no longer exist.
+
+    Neither of these keys has decided a number.
+    """
+    data = {key: value for key, value in table["data"].items() if key not in ("max_line_mib", "workers")}
+    return config_from_table({**table, "data": data}, where)
+
+
 def load_config(source: str | Path, overrides: Sequence[str | Mapping[str, Any]] = ()) -> TrainConfig:
     """Return a training configuration.
 

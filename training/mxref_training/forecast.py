@@ -14,7 +14,6 @@ from mxref.recipe import OperandSource, Recipe, Span
 from mxref.roles import GemmRole
 from mxref_torch.layer.operands import KINDS
 from mxref_training.config import LARGEST, MAX_RANKS, ONE, Axes, Compile, Recompute, TrainConfig, require
-from mxref_training.data.preview import described
 from mxref_training.model import llama
 from mxref_training.optim import learning_rate
 from mxref_training.treatment import describe
@@ -208,13 +207,9 @@ def dry_run(
         model: the converted model, as `mxref_training.preflight.converted_shape` returns it.
         axes: of the ranks.
         mesh: the assumptions.
-
-    Raises:
-        DataError: the data or the tokenizer cannot be read.
     """
-    where, tokenizer = described(config.data, config.model.vocab)
     spans = recipe.spans(config.run.steps)
-    m, run, o, need = config.model, config.run, config.optim, memory(config, recipe, axes)
+    m, run, o, data, need = config.model, config.run, config.optim, config.data, memory(config, recipe, axes)
     flops, tokens = llama.flops_per_token(m, run.seq_len), run.steps * run.step_tokens
     rate = f"{o.lr:g} after {counted(o.warmup, 'step')} of warm-up, {o.schedule.value}"
     heads = f"{counted(m.heads, 'head')} over {m.kv_heads}"
@@ -232,8 +227,14 @@ def dry_run(
                 ("operations", f"{si(flops)}FLOP per token, {si(flops * tokens)}FLOP in all"),
                 ("learning rate", f"{rate}, {learning_rate(o, run.steps - 1, run.steps):.3g} at the end"),
                 ("evaluation", f"every {counted(run.eval_every, 'step')} on {run.eval_tokens:,} tokens"),
-                ("data", where),
-                ("tokenizer", tokenizer),
+                (
+                    "data",
+                    f"{data.train}, validated on {data.val or 'its own validation side, or documents held out'}",
+                ),
+                (
+                    "tokenizer",
+                    data.tokenizer or f"BPE of {m.vocab:,} tokens, trained on the data if it is text",
+                ),
             ],
         ),
         *([] if mesh == Mesh() else [("Time", _time(config, axes, mesh))]),

@@ -10,7 +10,7 @@ import mxref_torch
 from mxref.backend import Backend
 from mxref.recipe import Recipe
 from mxref_training.config import Axes, TrainConfig
-from mxref_training.data.preview import require_readable
+from mxref_training.data.corpus import require_readable
 from mxref_training.device import choose_device, memory_limit
 from mxref_training.distributed import sharded
 from mxref_training.distributed.ranks import SOLE, Ranks

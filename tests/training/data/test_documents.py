@@ -33,7 +33,7 @@ def test_every_packing_reads_the_same(tmp_path: Path, suffix: str) -> None:
     assert list(iter_documents(path)) == texts
 
 
-def test_folder_pattern_and_list(tmp_path: Path) -> None:
+def test_folder_and_pattern(tmp_path: Path) -> None:
     a, b, c = make_texts(3, 1), make_texts(3, 2), make_texts(3, 3)
     write(tmp_path / "a.jsonl", a)
     (tmp_path / "sub").mkdir()
@@ -42,7 +42,6 @@ def test_folder_pattern_and_list(tmp_path: Path) -> None:
     (tmp_path / "README.txt").write_text("not data")
     assert list(iter_documents(tmp_path)) == [*a, *c, *b]
     assert list(iter_documents(str(tmp_path / "*.jsonl"))) == [*a, *c]
-    assert list(iter_documents([tmp_path / "c.jsonl", tmp_path / "a.jsonl"])) == [*c, *a]
 
 
 def test_blank_lines_byte_order_mark_and_missing_last_newline(tmp_path: Path) -> None:
@@ -106,7 +105,6 @@ def test_missing_and_empty_sources(tmp_path: Path) -> None:
         (str(tmp_path / "*.jsonl.xz"), "no file matches"),
         (tmp_path / "nothing", "no JSONL file in the folder"),
         (tmp_path / "empty.jsonl", "the corpus is empty"),
-        ([tmp_path / "empty.jsonl", ""], "the data path is empty"),
         ("x" * 5000, "cannot look for data in x+ .File name too long"),
     ):
         with pytest.raises(DataError, match=message):
@@ -115,7 +113,7 @@ def test_missing_and_empty_sources(tmp_path: Path) -> None:
 
 def test_survey_counts_and_hashes() -> None:
     docs = documents(["ab", "é"])
-    assert (len(docs), docs.characters, docs.utf8_bytes) == (2, 3, 4)
+    assert (len(docs), docs.characters) == (2, 3)
     lengths = [(2).to_bytes(8, "little")] * 2
     assert docs.sha256 == hashlib.sha256(lengths[0] + b"ab" + lengths[1] + "é".encode()).hexdigest()
     assert list(docs) == list(docs) == ["ab", "é"]

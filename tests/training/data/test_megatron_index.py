@@ -81,8 +81,7 @@ def change_index(place: int, form: str, value: object) -> object:
     [
         (change_index(0, "<3s", b"XYZ"), r"no index of Megatron of version 1: it begins with b'XYZDIDX"),
         (change_index(9, "<Q", 2), r"no index of Megatron of version 1: it begins with .*, 2"),
-        (change_index(17, "<B", 7), r"dtype code 7 \(float32\): token ids must be integers"),
-        (change_index(17, "<B", 9), r"dtype code 9 \(unknown\)"),
+        (change_index(17, "<B", 7), "dtype code 7, which is none of integers"),
         (
             change_index(18, "<Q", 5),
             r"is cut short: expected 134 bytes, found 122 \(its header counts 5 sequences",
@@ -152,7 +151,7 @@ def test_negative_ids_are_refused(tmp_path: Path) -> None:
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     prefix = write(tmp_path)
     first = open_tokens([(1.0, prefix)])
-    assert (first.largest, first.documents, len(first)) == (12, 4, 8)
+    assert (first.largest, len(first)) == (12, 8)
     write(tmp_path, texts=[[5, 6, 7], [], [8], [9, 10, 11, 99]])
     os.utime(tmp_path / "some.data.bin", ns=(1, 1))  # a clock may be too coarse for two writes in a row
     second = open_tokens([(1.0, prefix)])

@@ -28,7 +28,7 @@ def texts(lengths: list[int], first: int = 0) -> list[list[int]]:
 def loader(folder: Path, lengths: list[int], seq_len: int, seed: int, samples: int) -> IndexedLoader:
     if not (folder / "data.idx").exists():
         write_indexed(folder / "data", texts(lengths), "int32")
-    made = open_tokens([(1.0, folder / "data")]).loader(seq_len, seed, samples)
+    made = IndexedLoader(open_tokens([(1.0, folder / "data")]), seq_len, seed, samples)
     return made
 
 
@@ -182,12 +182,12 @@ def test_samples_of_a_blend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for which, corpus in enumerate(corpora):
         write_indexed(tmp_path / f"p{which}", corpus, "uint16")
         parts.append((weights[which], tmp_path / f"p{which}"))
-    made = open_tokens(parts).loader(4, 5, 40)
+    made = IndexedLoader(open_tokens(parts), 4, 5, 40)
     prepared = oracle.prepared(weights, 40)
     windows = [oracle.windows(corpus, 4, 5, n) for corpus, n in zip(corpora, prepared, strict=True)]
     expected = [windows[file][number][:-1] for file, number in oracle.blend(weights, 40)]
     assert made.next_batch(12)[0].tolist() == expected[:12]
-    again = open_tokens(parts).loader(4, 5, 40)
+    again = IndexedLoader(open_tokens(parts), 4, 5, 40)
     again.load_state_dict(made.state_dict())
     assert again.next_batch(28)[0].tolist() == expected[12:]
 

@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from mxref_training.config import DataConfig, RunConfig, TrainConfig
 from mxref_training.data.batches import Loader, SampleLoader
-from mxref_training.data.documents import Documents, survey
-from mxref_training.data.megatron import IndexedTokens, indexed_parts, open_tokens, require_apart
-from mxref_training.data.split import open_corpus
-from mxref_training.data.tokenizer import TokenIds, Tokenizer, load_tokenizer, train_tokenizer
+from mxref_training.data.documents import Documents, iter_documents, survey
+from mxref_training.data.megatron import (
+    IndexedLoader,
+    IndexedTokens,
+    indexed_parts,
+    open_indexed,
+    open_tokens,
+)
+from mxref_training.data.split import BUILTIN, open_corpus
+from mxref_training.data.streamed import parse_stream
+from mxref_training.data.tokenizer import (
+    TokenIds,
+    Tokenizer,
+    load_tokenizer,
+    require_vocab_to_train,
+    train_tokenizer,
+)
 from mxref_training.data.tokens import Tokens, tokenize
 from mxref_training.errors import ConfigError, DataError
 from mxref_training.wording import counted
 
-Parts = Sequence[tuple[float, Path]]
+Parts = list[tuple[float, Path]]
 """Weights and prefixes of token files."""
 
 
 @dataclass(frozen=True)
 class TokenCorpus:
-    """Training and validation tokens of one tokenizer.
-
-    Raises ConfigError when both sides hold the same tokens: a validation loss on training data means nothing.
-    """
+    """Training and validation tokens of one tokenizer."""
 
     train: Tokens | IndexedTokens
     val: Tokens | IndexedTokens
@@ -35,14 +46,6 @@ class TokenCorpus:
     """One line about the documents and the decisions made about them."""
     order_samples: int = 0
     """Samples that the order of token files is made for; 0 is those of the run."""
-
-    def __post_init__(self) -> None:
-        if self.train.sha256 == self.val.sha256:
-            raise ConfigError(
-                f"training and validation data are the same {counted(len(self.val), 'token')} "
-                f"(SHA-256 {self.val.sha256[:16]}): give other validation data, or none: then some documents are "
-                "held out"
-            )
 
     @property
     def hashes(self) -> dict[str, str]:
@@ -63,8 +66,29 @@ class TokenCorpus:
                     f"data.order_samples = {self.order_samples:,} is below the run's {needed:,} samples: raise it, or "
                     "set it to 0"
                 )
-            return self.train.loader(run.seq_len, run.order_seed, self.order_samples or needed)
+            return IndexedLoader(self.train, run.seq_len, run.order_seed, self.order_samples or needed)
         return Loader(self.train.ids, run.seq_len, run.order_seed, self.train.sha256)
+
+    def to_table(self) -> dict[str, Any]:
+        """Return the corpus as JSON values with the paths of its arrays, for another process."""
+        return {
+            "train": self.train.to_table(),
+            "val": self.val.to_table(),
+            "tokenizer": self.tokenizer.to_table(),
+            "report": self.report,
+            "order_samples": self.order_samples,
+        }
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> TokenCorpus:
+        """Return the corpus that `to_table` described; no text is read again."""
+        told: dict[str, Any] = table["tokenizer"]
+        tokenizer = TokenIds(**told) if "vocab_size" in told else Tokenizer.from_table(told)
+        train, val = (
+            open_tokens(side["indexed"]) if "indexed" in side else Tokens.from_table(side)
+            for side in (table["train"], table["val"])
+        )
+        return cls(train, val, tokenizer, table["report"], table["order_samples"])
 
 
 def prepare_corpus(config: TrainConfig) -> TokenCorpus:
@@ -72,19 +96,45 @@ def prepare_corpus(config: TrainConfig) -> TokenCorpus:
 
     Raises:
         DataError: data or tokenizer are missing, damaged or too small, or training data holds validation data.
-        ConfigError: both sides hold the same tokens, or too few for one sequence or one evaluation.
+        ConfigError: a side has too few tokens for one sequence or one evaluation, or only one names token files.
     """
-    data = config.data
-    train, val = indexed_parts(data.train), indexed_parts(data.val) if data.val else None
-    corpus = _from_text(config) if train is None and val is None else _indexed(config, train, val)
+    sides = token_files(config.data)
+    corpus = _indexed(config, *sides) if sides else _from_text(config)
     check_lengths(config, corpus)
     return corpus
+
+
+def require_readable(data: DataConfig, vocab: int) -> None:
+    """Raise the error with which a run would refuse its data or its tokenizer, as far as a short look can find it.
+
+    Of each side the first document is read, or the index of token files. The tokenizer is loaded. Nothing is fetched or
+    written, and the built-in corpus is not made.
+
+    Args:
+        data: the configuration of the data.
+        vocab: vocabulary of the model.
+
+    Raises:
+        DataError, ConfigError: as of `prepare_corpus`.
+    """
+    sides = token_files(data)
+    if sides:
+        for _, prefix in (*sides[0], *sides[1]):
+            open_indexed(prefix)
+    else:
+        for source in filter(None, (data.train, data.val)):
+            if source != BUILTIN and not parse_stream(source):
+                next(iter_documents(source))
+    if data.tokenizer:
+        load_tokenizer(data.tokenizer).check_vocab(vocab)
+    elif not sides:
+        require_vocab_to_train(vocab)
 
 
 def _from_text(config: TrainConfig) -> TokenCorpus:
     data = config.data
     options = {"stream_documents": data.max_documents} if data.max_documents else {}
-    corpus = open_corpus(data.train, data.val, max_line=data.max_line_mib << 20, **options)
+    corpus = open_corpus(data.train, data.val, **options)
     train = _first(corpus.train_docs, data.max_documents)
     report = str(corpus)
     if train is not corpus.train_docs:
@@ -95,17 +145,29 @@ def _from_text(config: TrainConfig) -> TokenCorpus:
         load_tokenizer(data.tokenizer) if data.tokenizer else train_tokenizer(train, config.model.vocab)
     )
     tokenizer.check_vocab(config.model.vocab)
-    train_tokens = tokenize(train, tokenizer, data.workers)
-    val_tokens = tokenize(corpus.val_docs, tokenizer, data.workers)
-    return TokenCorpus(train_tokens, val_tokens, tokenizer, report)
+    return TokenCorpus(tokenize(train, tokenizer), tokenize(corpus.val_docs, tokenizer), tokenizer, report)
 
 
-def _indexed(config: TrainConfig, train: Parts | None, val: Parts | None) -> TokenCorpus:
+def _first(documents: Documents, limit: int) -> Documents:
+    if not limit or limit >= len(documents):
+        return documents
+
+    def read() -> Iterable[str]:
+        return islice(documents, limit)
+
+    return survey(f"{documents.name}, first {limit:,}", read)
+
+
+def _indexed(config: TrainConfig, train: Parts, val: Parts) -> TokenCorpus:
     """Return a corpus of Megatron's token files."""
     data = config.data
-    train, val = require_indexed_sides(data, train, val)
     train_tokens, val_tokens = open_tokens(train), open_tokens(val)
-    note = require_apart(train_tokens, val_tokens)
+    for file, facts in zip(train_tokens.files, train_tokens.facts, strict=True):
+        if facts.sha256 == val_tokens.sha256:
+            raise DataError(
+                f"{file.prefix} holds the tokens of the validation data {val[0][1]}: give validation data that is not "
+                "in the training data"
+            )
     ids = TokenIds(1 + max(train_tokens.largest, val_tokens.largest))
     tokenizer = load_tokenizer(data.tokenizer) if data.tokenizer else ids
     if ids.vocab_size > tokenizer.vocab_size:
@@ -114,14 +176,22 @@ def _indexed(config: TrainConfig, train: Parts | None, val: Parts | None) -> Tok
             f"{counted(tokenizer.vocab_size, 'token')}: give the tokenizer that made the data"
         )
     tokenizer.check_vocab(config.model.vocab)
-    report = "; ".join([f"train {train_tokens}; validation {val_tokens}", *([note] if note else [])])
+    report = f"train {train_tokens}; validation {val_tokens}"
     return TokenCorpus(train_tokens, val_tokens, tokenizer, report, data.order_samples)
 
 
-def require_indexed_sides(data: DataConfig, train: Parts | None, val: Parts | None) -> tuple[Parts, Parts]:
-    """Return the token files of both sides; ConfigError unless both have some, and validation a single one."""
-    if train is None or val is None:
-        side, other = ("val", "train") if val is None else ("train", "val")
+def token_files(data: DataConfig) -> tuple[Parts, Parts] | None:
+    """Return the token files of both sides; None if the data is text.
+
+    Raises:
+        ConfigError: one side names token files and the other does not, or validation several.
+        DataError: as of `indexed_parts`.
+    """
+    train, val = indexed_parts(data.train), indexed_parts(data.val or "")
+    if not train and not val:
+        return None
+    if not train or not val:
+        side, other = ("val", "train") if train else ("train", "val")
         given = getattr(data, side)
         state = "is not set" if given is None else f"= {given!r} is text"
         raise ConfigError(
@@ -149,13 +219,3 @@ def check_lengths(config: TrainConfig, corpus: TokenCorpus) -> None:
             raise ConfigError(
                 f"the {side} data has {counted(len(tokens), 'token')}, this run needs {needed:,}: {way_out}"
             )
-
-
-def _first(documents: Documents, limit: int) -> Documents:
-    if not limit or limit >= len(documents):
-        return documents
-
-    def read() -> Iterable[str]:
-        return islice(documents, limit)
-
-    return survey(f"{documents.name}, first {limit:,}", read)

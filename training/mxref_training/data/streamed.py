@@ -10,20 +10,20 @@ import gzip
 import importlib.util
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from mxref_training.data.cache import Facts, cached
 from mxref_training.data.progress import progress
 from mxref_training.errors import DataError
-from mxref_training.wording import counted
 
 C4 = "c4"
 PREFIX = "hf:"
 TRAIN, VALIDATION = "train", "validation"
 
 _WAY_OUT = "pass a JSONL file with a text field, or `builtin`"
+_FILE = "documents.jsonl.gz"
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class DatasetStream:
     split: str | None = None
 
     def __str__(self) -> str:
-        return ":".join([self.name, *([self.config] if self.config else [])])
+        return f"{self.name}:{self.config}" if self.config else self.name
 
 
-def parse_stream(source: object) -> DatasetStream | None:
+def parse_stream(source: str | Path) -> DatasetStream | None:
     """Return the data set that `c4` or `hf:NAME[:CONFIG[:SPLIT]]` names; None for any other source.
 
     Raises:
@@ -59,8 +59,7 @@ def parse_stream(source: object) -> DatasetStream | None:
         raise DataError(
             f"{source!r} is not of the form hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT, as in hf:allenai/c4:en"
         )
-    config, split = (*rest, None, None)[:2]
-    return DatasetStream(name, config or None, split or None)
+    return DatasetStream(name, *(part or None for part in rest))
 
 
 def has_validation(stream: DatasetStream) -> bool:
@@ -70,43 +69,26 @@ def has_validation(stream: DatasetStream) -> bool:
     )
 
 
-def fetched(stream: DatasetStream, split: str, documents: int, notes: list[str]) -> Path:
-    """Return a JSONL file with the first documents of a split, from the cache if it has them.
-
-    Args:
-        stream: the data set.
-        split: the split.
-        documents: how many documents; all of them if the split has fewer, which becomes a note.
-        notes: decisions that were made for the user, one sentence each.
+def fetched(stream: DatasetStream, split: str, documents: int) -> Path:
+    """Return a JSONL file with the first documents of a split, or all that it has, from the cache if it has them.
 
     Raises:
         DataError: the package is missing, the data set cannot be reached, or a row has no string `text`.
     """
 
     def build(folder: Path) -> Facts:
-        count = 0
-        with gzip.open(folder / "documents.jsonl.gz", "wt", encoding="utf-8", compresslevel=4) as file:
+        with gzip.open(folder / _FILE, "wt", encoding="utf-8", compresslevel=4) as file:
             for text in progress(_texts(stream, split, documents), f"fetching {stream} {split}", documents):
-                file.write(json.dumps({"text": text}, ensure_ascii=True) + "\n")
-                count += 1
-        return {"documents": count}
+                file.write(json.dumps({"text": text}) + "\n")
+        return {}
 
-    inputs = {
-        "name": stream.name,
-        "config": stream.config,
-        "split": split,
-        "documents": documents,
-        "folder": _local_state(stream.name),
-    }
-    folder, facts = cached("streams", inputs, build)
-    if facts["documents"] < documents:
-        notes.append(f"{stream} {split} has only {counted(facts['documents'], 'document')} of {documents:,}")
-    return folder / "documents.jsonl.gz"
+    inputs = {**asdict(stream), "split": split, "documents": documents, "folder": _local_state(stream.name)}
+    return cached("streams", inputs, build)[0] / _FILE
 
 
 def _local_state(name: str) -> list[tuple[str, int, int]]:
     """Return sizes and times of a folder's files, so that changed files are read again; none for a name on the Hub."""
-    files = sorted(path for path in Path(name).rglob("*") if path.is_file()) if Path(name).is_dir() else []
+    files = sorted(path for path in Path(name).rglob("*") if path.is_file())
     states = [(str(path.resolve()), path.stat()) for path in files]
     return [(path, state.st_size, state.st_mtime_ns) for path, state in states]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mxref_training.data.cache import Facts, cached
-from mxref_training.data.documents import Documents, TextHash
-from mxref_training.data.encoding import encoded
+from mxref_training.data.documents import Documents, update
 from mxref_training.data.progress import progress
 from mxref_training.data.tokenizer import TokenIds
 from mxref_training.errors import DataError
@@ -32,34 +31,41 @@ class Tokens:
 
     Attributes:
         ids: token ids, `[N]`, uint16 if every id fits and uint32 otherwise, read-only.
-        documents: number of documents, hence of end tokens.
-        utf8_bytes: size of the text in UTF-8, for losses in bits per byte.
         sha256: of the ids as little-endian bytes.
     """
 
     ids: NDArray[np.unsignedinteger[Any]]
-    documents: int
-    utf8_bytes: int
     sha256: str
 
     def __len__(self) -> int:
         return len(self.ids)
 
+    def to_table(self) -> dict[str, str]:
+        """Return the file of the tokens as JSON values, for another process."""
+        assert isinstance(self.ids, np.memmap)
+        return {"path": str(self.ids.filename), "dtype": self.ids.dtype.str, "sha256": self.sha256}
 
-def tokenize(documents: Documents, tokenizer: Tokenizer | TokenIds, workers: int = 0) -> Tokens:
+    @classmethod
+    def from_table(cls, table: Mapping[str, str]) -> Tokens:
+        """Return the tokens that `to_table` described; their file is not hashed again. DataError if it is gone."""
+        try:
+            return cls(map_tokens(Path(table["path"]), table["dtype"]), table["sha256"])
+        except FileNotFoundError as error:  # the user deleted the cache meanwhile
+            raise DataError(f"{table['path']} is gone: give the same command again") from error
+
+
+def tokenize(documents: Documents, tokenizer: Tokenizer | TokenIds) -> Tokens:
     """Return the tokens of documents, each followed by the end token, from the cache if it has them.
 
     Args:
         documents: one side of a corpus.
         tokenizer: the tokenizer.
-        workers: processes that encode; below 2, this process encodes. The tokens are the same.
 
     Returns:
         The token array, mapped from disk; the cache has verified its SHA-256.
 
     Raises:
-        DataError: the text changes while it is read, the cached array is damaged, there is no tokenizer, or a worker
-            failed or died.
+        DataError: the text changes while it is read, the cached array is damaged, or there is no tokenizer.
     """
     import tokenizers
 
@@ -76,13 +82,8 @@ def tokenize(documents: Documents, tokenizer: Tokenizer | TokenIds, workers: int
         "dtype": dtype,
         "tokenizers": tokenizers.__version__,
     }
-    folder, facts = cached("tokens", inputs, lambda new: _write(new, documents, tokenizer, dtype, workers))
-    return Tokens(
-        map_tokens(folder / "tokens.bin", dtype),
-        documents.documents,
-        documents.utf8_bytes,
-        facts["sha256"],
-    )
+    folder, facts = cached("tokens", inputs, lambda new: _write(new, documents, tokenizer, dtype))
+    return Tokens(map_tokens(folder / "tokens.bin", dtype), facts["sha256"])
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -100,11 +101,15 @@ def token_hash(ids: NDArray[Any]) -> str:
     return hashlib.sha256(np.ascontiguousarray(ids, dtype=ids.dtype.newbyteorder("<")).data).hexdigest()
 
 
-def _write(folder: Path, documents: Documents, tokenizer: Tokenizer, dtype: str, workers: int) -> Facts:
-    text_sha, token_sha = TextHash(), hashlib.sha256()
-    workers = min(workers, -(-documents.documents // _BATCH))
+def _write(folder: Path, documents: Documents, tokenizer: Tokenizer, dtype: str) -> Facts:
+    text_sha, token_sha = hashlib.sha256(), hashlib.sha256()
     with (folder / "tokens.bin").open("wb") as file:
-        for data in encoded(_batches(documents, text_sha), tokenizer, dtype, workers):
+        for texts in _batches(documents):
+            flat: list[int] = []
+            for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):
+                update(text_sha, text)
+                flat += [*ids, tokenizer.eot]
+            data = np.array(flat, dtype).tobytes()
             token_sha.update(data)
             file.write(data)
     if text_sha.hexdigest() != documents.sha256:
@@ -112,11 +117,10 @@ def _write(folder: Path, documents: Documents, tokenizer: Tokenizer, dtype: str,
     return {"sha256": token_sha.hexdigest()}
 
 
-def _batches(documents: Documents, sha: TextHash) -> Iterator[list[str]]:
+def _batches(documents: Documents) -> Iterator[list[str]]:
     batch: list[str] = []
     characters = 0
     for text in progress(documents, f"tokenising {documents.name}", documents.documents):
-        sha.add(text)
         batch.append(text)
         characters += len(text)
         if len(batch) == _BATCH or characters >= _BATCH_CHARACTERS:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mxref.errors import FileFormatError
 from mxref.tomlio import merge, to_table
-from mxref_training.config_files import config_from_table
+from mxref_training.config_files import recorded_config
 from mxref_training.errors import ConfigError
 from mxref_training.lab import result_file
 from mxref_training.lab.arm import DESIGN, ArmRun, Start, differences, run_name, set_aside
@@ -271,7 +271,7 @@ def _as_run(ladder: Ladder, result: Found, out: Path) -> ArmRun:
     """Return the run of a branch's result."""
     assert result.design is not None
     arm, step = ladder.named(result.record["arm"]), result.design["step"]
-    config = config_from_table(result.table["config"], result.path)
+    config = recorded_config(result.table["config"], result.path)
     key, start = result.table["key"], Start(out, step)
     return ArmRun(
         out / branch_place(step), arm, result.record["pair"], config, ladder.resolve(arm), key, start=start
@@ -370,7 +370,7 @@ def _config(ladder: Ladder, found: Sequence[Found]) -> TrainConfig:
             f"with {b}: their runs cannot be paired. Collect them into another --out"
         )
     (seed, order), result = next(iter(firsts.items()))
-    config = config_from_table(result.table["config"], result.path)
+    config = recorded_config(result.table["config"], result.path)
     return replace(config, run=replace(config.run, seed=seed, data_seed=order))
 
 

@@ -27,7 +27,6 @@ from mxref_training.checkpoint import CheckpointStore, Snapshot
 from mxref_training.config import TrainConfig
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.data.documents import iter_labelled, survey
-from mxref_training.data.handed_over import side_from_table, side_to_table
 from mxref_training.data.megatron import IndexedTokens
 from mxref_training.data.tokens import Tokens, tokenize
 from mxref_training.device import choose_device, deterministic, fixed_choices
@@ -57,7 +56,7 @@ class Extra:
     """The texts and recipes of the last checkpoint's evaluations; none by default."""
 
     texts: Table = field(default_factory=dict)
-    """Tokens by name, as `mxref_training.data.handed_over` describes them."""
+    """Tokens by name, as `Tokens.to_table` describes them."""
     recipes: Table = field(default_factory=dict)
     """Recipes by name, as tables."""
 
@@ -85,7 +84,7 @@ def prepare(
     """
     texts: dict[str, list[str]] = {}
     for path in paths:
-        for text, source in iter_labelled(path, max_line=config.data.max_line_mib << 20):
+        for text, source in iter_labelled(path):
             texts.setdefault(source or UNLABELLED, []).append(text)
     found = {
         name: tokenize(survey(name, partial(iter, own)), corpus.tokenizer) for name, own in texts.items()
@@ -103,7 +102,7 @@ def prepare(
         for treatment in recipe.treatments():
             require_supported(backend, treatment)
         tables[name] = to_table(recipe)
-    return Extra({name: side_to_table(tokens) for name, tokens in found.items()}, tables)
+    return Extra({name: tokens.to_table() for name, tokens in found.items()}, tables)
 
 
 def _require(name: str, tokens: Tokens, config: TrainConfig, corpus: TokenCorpus) -> None:
@@ -143,7 +142,7 @@ def evaluate_last(
     release(backend)
     store = CheckpointStore(folder / "checkpoints", config.run.keep)
     snapshot = store.load(store.latest() or 0, ("model",))
-    texts = {VALIDATION: corpus.val} | {name: side_from_table(side) for name, side in extra.texts.items()}
+    texts = {VALIDATION: corpus.val} | {name: Tokens.from_table(side) for name, side in extra.texts.items()}
     recipes = {OWN: recipe} | {name: recipe_from_table(table) for name, table in extra.recipes.items()}
     device = choose_device(config.run.device, backend)
     losses: dict[str, dict[str, float]] = {}

@@ -27,7 +27,6 @@ from mxref.backend import Backend
 from mxref.cores import THREAD_VARIABLES, cores
 from mxref.errors import MxrefError
 from mxref_training.config import TrainConfig
-from mxref_training.data import handed_over
 from mxref_training.errors import ConfigError
 from mxref_training.interrupt import Interrupted, StopRequest
 from mxref_training.lab.arm import ArmRun
@@ -162,7 +161,7 @@ class Queue:
         """Train all of them, as `Runner` says; ArmError if runs ended without a result."""
         if runs:
             with (
-                _written(handed_over.to_table(corpus)) as tokens,
+                _written(corpus.to_table()) as tokens,
                 self.display(len(self.slots), len(runs)) as display,
                 StopRequest() as request,
             ):

@@ -1,6 +1,6 @@
 """One run of a ladder: `python -m mxref_training.lab.worker BACKEND TOKENS RUN`, alone or on each rank of a torchrun.
 
-TOKENS is a file with the JSON of `handed_over.to_table`, RUN one with that of `ArmRun.to_table`. Standard output
+TOKENS is a file with the JSON of `TokenCorpus.to_table`, RUN one with that of `ArmRun.to_table`. Standard output
 carries the progress, one call of `ProgressSink` a line. Everything else is printed to standard error, which is the log
 of the run.
 
@@ -111,7 +111,7 @@ def _train_run(
     backend: str, tokens: dict[str, Any], table: dict[str, Any], progress: PipeProgress, ranks: Ranks
 ) -> None:
     from mxref.discovery import get_backend
-    from mxref_training.data import handed_over
+    from mxref_training.data.corpus import TokenCorpus
     from mxref_training.errors import ConfigError
     from mxref_training.lab.arm import DESIGN, ArmRun, changes, fingerprint
     from mxref_training.lab.result_file import plain
@@ -129,7 +129,7 @@ def _train_run(
             file=sys.stderr,
             flush=True,
         )
-    chosen, corpus = get_backend(backend), handed_over.from_table(tokens)
+    chosen, corpus = get_backend(backend), TokenCorpus.from_table(tokens)
     key = plain(fingerprint(run.config, run.recipe, chosen, corpus, code_digest(), ranks.world))
     if key != {part: value for part, value in run.key.items() if part != DESIGN}:
         # The sources may have been edited since the ladder began; then its arms cannot be compared.

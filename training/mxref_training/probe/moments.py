@@ -13,7 +13,7 @@ from mxref.errors import FileFormatError
 from mxref.tomlio import read_toml
 from mxref_training.checkpoint import CheckpointStore
 from mxref_training.config import TrainConfig
-from mxref_training.config_files import config_from_table
+from mxref_training.config_files import recorded_config
 from mxref_training.durable import file_sha256
 from mxref_training.errors import CheckpointError, ConfigError
 from mxref_training.run_folder import RunFolder
@@ -69,7 +69,7 @@ class Moment:
             ) from err
         for override in overrides:
             table = merge(table, override)
-        return config_from_table(table, str(path))
+        return recorded_config(table, str(path))
 
     def facts(self) -> dict[str, Any]:
         """Return the description of the checkpoint for the results."""

@@ -6,7 +6,6 @@ from mxref_training.data.megatron.token_files import (
     IndexedTokens,
     indexed_parts,
     open_tokens,
-    require_apart,
 )
 
 __all__ = [
@@ -16,6 +15,5 @@ __all__ = [
     "indexed_parts",
     "open_indexed",
     "open_tokens",
-    "require_apart",
     "write_indexed",
 ]

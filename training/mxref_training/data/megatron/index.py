@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
-DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
+DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats
 
 _AGAIN = "fetch or make both files again"
 
@@ -82,10 +82,9 @@ def open_indexed(prefix: Path) -> IndexedFile:
         raise DataError(
             f"{path} is no index of Megatron of version {VERSION}: it begins with {magic!r}, {version}"
         )
-    dtype = np.dtype(DTYPES.get(code, "V"))
-    if dtype.kind not in "iu":
-        what = dtype.name if code in DTYPES else "unknown"
-        raise DataError(f"{path}: the tokens have dtype code {code} ({what}): token ids must be integers")
+    if code not in DTYPES:
+        raise DataError(f"{path}: the tokens have dtype code {code}, which is none of integers: {_AGAIN}")
+    dtype = np.dtype(DTYPES[code])
     why = f"its header counts {sequences:,} sequences and {boundaries:,} document boundaries"
     _require_size(path, found, HEADER.size + (4 + 8) * sequences + 8 * boundaries, why)
     place = HEADER.size
@@ -132,10 +131,8 @@ def write_indexed(prefix: Path, documents: Sequence[Sequence[int] | NDArray[Any]
         OSError: the files cannot be written.
     """
     stored = np.dtype(dtype).newbyteorder("<")
-    code = next(
-        (code for code, name in DTYPES.items() if np.dtype(name) == stored and stored.kind in "iu"), None
-    )
-    if code is None:
+    codes = {np.dtype(name): code for code, name in DTYPES.items()}
+    if stored not in codes:
         raise DataError(f"the format has no tokens of dtype {stored.name}: choose int32 or uint16")
     lengths = np.array([len(document) for document in documents], "<i4")
     with beside(prefix, ".bin").open("wb") as file:
@@ -149,6 +146,6 @@ def write_indexed(prefix: Path, documents: Sequence[Sequence[int] | NDArray[Any]
     places = np.zeros(len(lengths), "<i8")
     np.cumsum(lengths[:-1], out=places[1:])
     with beside(prefix, ".idx").open("wb") as file:
-        file.write(HEADER.pack(MAGIC, VERSION, code, len(lengths), len(lengths) + 1))
+        file.write(HEADER.pack(MAGIC, VERSION, codes[stored], len(lengths), len(lengths) + 1))
         for part in (lengths, places * stored.itemsize, np.arange(len(lengths) + 1, dtype="<i8")):
             file.write(part.tobytes())

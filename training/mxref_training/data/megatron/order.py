@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,13 +25,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SURPLUS = 0.005  # more samples than its share that Megatron prepares of every file of a blend
-MAX_FILES = 32767  # Megatron numbers them in int16
 _SLOTS = 1 << 22  # entries of the document index that are summed at once
-_FILES = ("documents", "samples", "shuffle")
 
 
-@dataclass(frozen=True)
-class Epochs:
+class Epochs(NamedTuple):
     """The epochs of the data that a number of samples needs.
 
     Attributes:
@@ -62,8 +58,7 @@ def plan(tokens: int, seq_len: int, wanted: int) -> Epochs:
     return Epochs(epochs, apart, before_last, (epochs * tokens - 1) // seq_len)
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(NamedTuple):
     """The arrays of one file, under Megatron's names.
 
     Attributes:
@@ -132,26 +127,25 @@ def cached_order(lengths: NDArray[np.int32], seq_len: int, seed: int, wanted: in
     what = plan(int(lengths.sum(dtype=np.int64)), seq_len, wanted)
 
     def build(folder: Path) -> Facts:
-        made = make_order(lengths, what, seq_len, seed)
-        for name in _FILES:
-            np.save(folder / f"{name}.npy", getattr(made, name), allow_pickle=False)
+        for name, array in make_order(lengths, what, seq_len, seed)._asdict().items():
+            np.save(folder / f"{name}.npy", array, allow_pickle=False)
         return {}
 
     inputs = {
         "lengths": sha256(np.ascontiguousarray(lengths).data).hexdigest(),
         "seq_len": seq_len,
         "seed": seed,
-        "epochs": asdict(what),
+        "epochs": what._asdict(),
     }
     folder, _ = cached("megatron-order", inputs, build)
-    return what, Order(*(np.load(folder / f"{name}.npy", "r", allow_pickle=False) for name in _FILES))
+    return what, Order(*(np.load(folder / f"{name}.npy", "r", allow_pickle=False) for name in Order._fields))
 
 
 def parse_blend(source: str) -> list[tuple[float, str]]:
     """Return weights and prefixes of `WEIGHT PREFIX WEIGHT PREFIX ...`, separated by spaces; nothing for another form.
 
     Raises:
-        DataError: a weight is not a positive, finite number, or there are too many files.
+        DataError: a weight is not a positive, finite number.
     """
     words = source.split()
     try:
@@ -163,8 +157,6 @@ def parse_blend(source: str) -> list[tuple[float, str]]:
             raise DataError(
                 f"the weight {weight} of {prefix} is not a positive number: leave the file out, or weigh it"
             )
-    if len(parts) > MAX_FILES:
-        raise DataError(f"{len(parts):,} files are more than Megatron's {MAX_FILES:,}: merge some")
     return parts
 
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,14 +24,11 @@ if TYPE_CHECKING:
 
     from mxref_training.data.batches import Pair
 
-MAX_OVERLAP = 0.01  # share of validation sequences found in training from which the data is refused
-_APART = "give validation data that is not in the training data"
 _PIECE = 1 << 22  # tokens that are read at once
 _AHEAD = 1 << 16  # samples for which the file is chosen at once
 
 
-@dataclass(frozen=True)
-class FileFacts:
+class FileFacts(NamedTuple):
     """The facts about a file after one full reading.
 
     Attributes:
@@ -64,8 +61,8 @@ class IndexedTokens:
 
     def __str__(self) -> str:
         names = " + ".join(file.prefix.name for file in self.files)
-        counts = f"{counted(self.documents, 'document')}, {counted(len(self), 'token')}"
-        return f"{names}: {counts}, SHA-256 {self.sha256[:16]}"
+        documents = counted(sum(file.documents for file in self.files), "document")
+        return f"{names}: {documents}, {counted(len(self), 'token')}, SHA-256 {self.sha256[:16]}"
 
     @property
     def ids(self) -> NDArray[np.integer[Any]]:
@@ -74,11 +71,6 @@ class IndexedTokens:
             names = ", ".join(str(file.prefix) for file in self.files)
             raise DataError(f"the tokens of several files have no common order: name one of {names}")
         return self.files[0].ids
-
-    @property
-    def documents(self) -> int:
-        """Number of documents."""
-        return sum(file.documents for file in self.files)
 
     @property
     def sha256(self) -> str:
@@ -98,12 +90,8 @@ class IndexedTokens:
         """The largest token id."""
         return max(facts.largest for facts in self.facts)
 
-    def loader(self, seq_len: int, seed: int, samples: int) -> IndexedLoader:
-        """Return a loader in Megatron's order for a number of samples; DataError as of `IndexedLoader`."""
-        return IndexedLoader(self, seq_len, seed, samples)
-
     def to_table(self) -> dict[str, Any]:
-        """Return the paths and weights as JSON values, for another process."""
+        """Return the weights and prefixes as JSON values, for another process; `open_tokens` takes them."""
         parts = zip(self.weights, self.files, strict=True)
         return {"indexed": [[weight, str(file.prefix.resolve())] for weight, file in parts]}
 
@@ -173,31 +161,28 @@ class IndexedLoader(SampleLoader):
         return window
 
 
-def indexed_parts(source: str) -> list[tuple[float, Path]] | None:
-    """Return weights and prefixes if a source names token files: a prefix, a `.bin` file, or a blend; else None.
+def indexed_parts(source: str) -> list[tuple[float, Path]]:
+    """Return weights and prefixes if a source names token files: a prefix, one of its files, or a blend; else nothing.
 
     Raises:
         DataError: a part of a blend is no token file, or a weight is none.
     """
-    parts = parse_blend(source) or [(1.0, source)]
-    found = [(weight, prefix_of(name)) for weight, name in parts]
-    if len(parts) == 1 and found[0][1] is None:
-        return None
-    for (_, name), (_, prefix) in zip(parts, found, strict=True):
-        if prefix is None:
+    blend = parse_blend(source)
+    found = []
+    for weight, name in blend or [(1.0, source)]:
+        if prefix := prefix_of(name):
+            found.append((weight, prefix))
+        elif blend:
             raise DataError(
                 f"{name}: no {name}.bin and {name}.idx: a blend is WEIGHT PREFIX WEIGHT PREFIX and so on"
             )
-    return [(weight, prefix) for weight, prefix in found if prefix is not None]
+    return found
 
 
-def open_tokens(parts: Sequence[tuple[float, Path]]) -> IndexedTokens:
-    """Return files and what a full reading found, from the cache; DataError as of `open_indexed` and `read_facts`."""
-    files = tuple(open_indexed(prefix) for _, prefix in parts)
+def open_tokens(parts: Sequence[tuple[float, str | Path]]) -> IndexedTokens:
+    """Return the files of weights and prefixes; DataError as of `open_indexed` and `read_facts`."""
+    files = tuple(open_indexed(Path(prefix)) for _, prefix in parts)
     return IndexedTokens(tuple(weight for weight, _ in parts), files, tuple(map(read_facts, files)))
-
-
-# ---- what one full reading of a file finds
 
 
 def read_facts(file: IndexedFile) -> FileFacts:
@@ -234,79 +219,3 @@ def _read(file: IndexedFile) -> Facts:
             raise DataError(f"{file.prefix}.bin: token {place:,} is {lowest}: ids must not be negative")
         largest = max(largest, int(piece.max()))
     return {"sha256": sha.hexdigest(), "largest": largest}
-
-
-# ---- training and validation data apart
-
-
-def holds_validation(train: Path, val: Path) -> DataError:
-    """Return the error for a training file that has the tokens of the validation file."""
-    return DataError(f"{train} holds the tokens of the validation data {val}: {_APART}")
-
-
-def require_apart(train: IndexedTokens, val: IndexedTokens) -> str:
-    """Return a note on the sequences that both sides have, if there are few; empty if there are none.
-
-    Raises:
-        DataError: the files are the same, or 1 % or more of the validation sequences are in the training data.
-    """
-    for file, facts in zip(train.files, train.facts, strict=True):
-        if facts.sha256 == val.facts[0].sha256:
-            raise holds_validation(file.prefix, val.files[0].prefix)
-    common = len(
-        {n for part in zip(train.files, train.facts, strict=True) for n in _cached_common(*part, val)}
-    )
-    total = int(np.count_nonzero(val.files[0].lengths))
-    if common and common >= MAX_OVERLAP * total:
-        raise DataError(
-            f"{common:,} of {counted(total, 'validation sequence')} {'are' if common > 1 else 'is'} in the training "
-            f"data too: {_APART}"
-        )
-    if common:
-        return f"{counted(common, 'validation sequence')} stayed in the training data, because its order counts them"
-    return ""
-
-
-def _cached_common(file: IndexedFile, facts: FileFacts, val: IndexedTokens) -> list[int]:
-    """Return `common_sequences`, from the cache if the files are known."""
-    sides = ((file, facts), (val.files[0], val.facts[0]))
-    inputs = {
-        name: [side.ids.dtype.str, known.sha256, known.lengths_sha256]
-        for name, (side, known) in zip(("train", "val"), sides, strict=True)
-    }
-    _, found = cached("megatron-common", inputs, lambda _: {"common": common_sequences(file, val.files[0])})
-    common: list[int] = found["common"]
-    return common
-
-
-def common_sequences(train: IndexedFile, val: IndexedFile) -> list[int]:
-    """Return the sequences of the validation file that are in the training file too; of equal ones, the first.
-
-    Keys choose the candidates, which are then compared token by token.
-    """
-    candidates = np.flatnonzero(np.isin(_keys(train), _keys(val)))
-    if not len(candidates):
-        return []
-    known = {_digest(val, int(number)): int(number) for number in np.flatnonzero(val.lengths)[::-1]}
-    numbers = np.flatnonzero(train.lengths)[candidates]
-    found = {known.get(_digest(train, int(number))) for number in numbers}
-    return sorted(number for number in found if number is not None)
-
-
-def _keys(file: IndexedFile) -> NDArray[np.uint64]:
-    """Return a key for each sequence that is not empty, from its length and four of its tokens."""
-    lengths = file.lengths.astype(np.int64)
-    first = file.starts[:-1][lengths > 0]
-    lengths = lengths[lengths > 0]
-    key = lengths.astype(np.uint64)
-    odd = np.uint64(0x9E3779B97F4A7C15)
-    for quarter in range(4):
-        token = file.ids[first + (lengths - 1) * quarter // 3].astype(np.uint64)
-        key = (key ^ token) * odd  # wraps; an odd factor keeps keys of one length apart
-        key ^= key >> np.uint64(29)
-    return key
-
-
-def _digest(file: IndexedFile, number: int) -> bytes:
-    ids = file.ids[file.starts[number] : file.starts[number + 1]].astype("<i8")
-    return hashlib.sha256(ids.tobytes()).digest()
