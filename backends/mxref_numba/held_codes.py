@@ -20,63 +20,51 @@ from mxref.formats import ElementFormat
 from mxref.mxarray import MXArray
 from mxref_numba import buffers
 from mxref_numba.grids import held_bits
-from mxref_numba.kernels import Native, address_of, bytes_at, fields_at, kernel, share
-from mxref_numba.threads import run_native
+from mxref_numba.kernels import Native, address_of, bytes_at, fields_at
+from mxref_numba.threads import run
 
 _TOGETHER = 4
 """Codes that fill whole bytes, whatever their bits: four of 4 bits in two bytes, of 6 bits in three."""
 
 
-@kernel
-def _pack_codes(codes, packed, first, end, bits):
-    """Pack groups `first` to `end` of four held codes."""
-    low, size = np.uint32(bits - 1), bits // 2
-    for g in range(np.uint64(first), np.uint64(end)):
-        word = np.uint32(0)
-        for i in range(np.uint64(_TOGETHER)):
-            code = np.uint32(codes[np.uint64(_TOGETHER) * g + i])
-            stored = np.uint32((code & np.uint32(0x7F)) | np.uint32((code >> np.uint32(7)) << low))
-            word = np.uint32(word | np.uint32(stored << np.uint32(np.uint32(i) * np.uint32(bits))))
-        for i in range(np.uint64(size)):
-            packed[np.uint64(size) * g + i] = np.uint8(word >> np.uint32(np.uint32(8) * np.uint32(i)))
-
-
-@kernel
-def _unpack_codes(packed, codes, first, end, bits):
-    low, size = np.uint32(bits - 1), bits // 2
-    for g in range(np.uint64(first), np.uint64(end)):
-        word = np.uint32(0)
-        for i in range(np.uint64(size)):
-            byte = np.uint32(packed[np.uint64(size) * g + i])
-            word = np.uint32(word | np.uint32(byte << np.uint32(np.uint32(8) * np.uint32(i))))
-        for i in range(np.uint64(_TOGETHER)):
-            stored = np.uint32(word >> np.uint32(np.uint32(i) * np.uint32(bits)))
-            magnitude = np.uint32(stored & np.uint32((np.uint32(1) << low) - np.uint32(1)))
-            sign = np.uint32(np.uint32(stored >> low) & np.uint32(1))
-            codes[np.uint64(_TOGETHER) * g + i] = np.uint8(magnitude | np.uint32(sign << np.uint32(7)))
-
-
 class _Repacking(NamedTuple):
     codes: int
     packed: int
-    groups: int
     bits: int
-    packing: int
-
-
-_repacking_at = fields_at(_Repacking)
 
 
 @Native
-def _repack_share(arguments, worker, workers):
-    job = _repacking_at(arguments)
-    codes = carray(bytes_at(job.codes), (job.groups * _TOGETHER,))
-    packed = carray(bytes_at(job.packed), (job.groups * _TOGETHER * job.bits // 8,))
-    first, end = share(job.groups, worker, workers)
-    if job.packing:
-        _pack_codes(codes, packed, first, end, job.bits)
-    else:
-        _unpack_codes(packed, codes, first, end, job.bits)
+def _pack(address, first, end, room):
+    """Pack groups of four held codes."""
+    job = fields_at(address, _Repacking)
+    bits, low, size = np.uint32(job.bits), np.uint32(job.bits - 1), job.bits // 2
+    codes, packed = carray(bytes_at(job.codes), (4 * end,)), carray(bytes_at(job.packed), (size * end,))
+    for g in range(np.uint64(first), np.uint64(end)):
+        word, start, target = np.uint32(0), np.uint64(_TOGETHER) * g, np.uint64(size) * g
+        for i in range(np.uint64(_TOGETHER)):
+            code = np.uint32(codes[start + i])
+            stored = np.uint32((code & np.uint32(0x7F)) | np.uint32((code >> np.uint32(7)) << low))
+            word = np.uint32(word | np.uint32(stored << np.uint32(np.uint32(i) * bits)))
+        packed[target], packed[target + np.uint64(1)] = np.uint8(word), np.uint8(word >> np.uint32(8))
+        if size == 3:
+            packed[target + np.uint64(2)] = np.uint8(word >> np.uint32(16))
+
+
+@Native
+def _unpack(address, first, end, room):
+    job = fields_at(address, _Repacking)
+    bits, low, size = np.uint32(job.bits), np.uint32(job.bits - 1), job.bits // 2
+    codes, packed = carray(bytes_at(job.codes), (4 * end,)), carray(bytes_at(job.packed), (size * end,))
+    for g in range(np.uint64(first), np.uint64(end)):
+        start, target = np.uint64(size) * g, np.uint64(_TOGETHER) * g
+        word = np.uint32(packed[start] | np.uint32(np.uint32(packed[start + np.uint64(1)]) << np.uint32(8)))
+        if size == 3:
+            word = np.uint32(word | np.uint32(np.uint32(packed[start + np.uint64(2)]) << np.uint32(16)))
+        for i in range(np.uint64(_TOGETHER)):
+            stored = np.uint32(word >> np.uint32(np.uint32(i) * bits))
+            magnitude = np.uint32(stored & np.uint32((np.uint32(1) << low) - np.uint32(1)))
+            sign = np.uint32(np.uint32(stored >> low) & np.uint32(1))
+            codes[target + i] = np.uint8(magnitude | np.uint32(sign << np.uint32(7)))
 
 
 def stored(codes: NDArray[np.uint8], element: ElementFormat) -> NDArray[np.uint8]:
@@ -84,7 +72,7 @@ def stored(codes: NDArray[np.uint8], element: ElementFormat) -> NDArray[np.uint8
     if element.bits == held_bits(element):
         return codes
     packed = buffers.empty((*codes.shape[:-1], codes.shape[-1] * element.bits // 8), np.uint8)
-    _repack(codes, packed, element.bits, packing=True)
+    _repack(_pack, codes, packed, element.bits)
     return packed
 
 
@@ -93,17 +81,13 @@ def held(packed: NDArray[np.uint8], element: ElementFormat) -> NDArray[np.uint8]
     if element.bits == held_bits(element):
         return packed
     codes = buffers.empty((*packed.shape[:-1], packed.shape[-1] * 8 // element.bits), np.uint8)
-    _repack(codes, packed, element.bits, packing=False)
+    _repack(_unpack, codes, packed, element.bits)
     return codes
 
 
-def _repack(codes: NDArray[np.uint8], packed: NDArray[np.uint8], bits: int, *, packing: bool) -> None:
-    if codes.size:
-        job = _Repacking(
-            codes=address_of(codes), packed=address_of(packed), groups=codes.size // _TOGETHER, bits=bits,
-            packing=packing,
-        )  # fmt: skip
-        run_native(_repack_share, job, codes.size)
+def _repack(native: Native, codes: NDArray[np.uint8], packed: NDArray[np.uint8], bits: int) -> None:
+    job = _Repacking(codes=address_of(codes), packed=address_of(packed), bits=bits)
+    run(native, job, codes.size // _TOGETHER, codes.size)
 
 
 def code_rows(q: MXArray) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

@@ -7,9 +7,10 @@ Indices of inner loops are unsigned: a signed one that is not known to be positi
 of the axis, and that test keeps a loop from being vectorised.
 
 Numba compiles a kernel anew for every type, layout and mutability of an array. A `Native` takes integers only, numbers
-and addresses, so each is compiled once, and is called as a C function. What it needs is the fields of a `NamedTuple`.
-Python writes them to memory, eight bytes each, and the kernel, which gets the address, reads them into a tuple of the
-same names (`fields_at`). A field is an `int` (64 bits), an `np.int32`, an `np.float32`, or such a tuple itself.
+and addresses, so each is compiled once, and is called as a C function. What it needs is a *job*: the fields of a
+`NamedTuple`. Python writes them to memory, eight bytes each, and the kernel, which gets the address, reads them into a
+tuple of the same names (`fields_at`). A field is an `int` (64 bits), an `np.int32`, an `np.float32`, or such a tuple
+itself. `threads.run` divides a job's tasks among threads.
 """
 
 # Kernels and emitters have no annotations: Numba infers the types of the former, llvmlite has none.
@@ -25,13 +26,13 @@ from inspect import signature
 from itertools import count
 from operator import attrgetter
 from struct import Struct
-from threading import Lock
+from threading import RLock
 from typing import Any, get_type_hints
 
 import numba
 import numpy as np
 from llvmlite import ir
-from numba.core import event, types
+from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -39,39 +40,6 @@ from mxref_numba.kernel_cache import kernel_cache
 
 KERNELS: list[Any] = []
 """Every kernel of the package that is imported, in order."""
-_LOCK = Lock()
-
-
-class _WithoutCollector(event.Listener):
-    """Pauses the collection of garbage while a kernel is compiled.
-
-    A compiler makes millions of objects, most of which live until the kernel is done: the search for garbage among them
-    took a fifth of the time. Numba tells of compilations under its own lock, so one thread at a time is here.
-    """
-
-    def __init__(self) -> None:
-        self._depth, self._paused = 0, False
-
-    def on_start(self, event: Any) -> None:
-        if _is_kernel(event):
-            if not self._depth:
-                self._paused = gc.isenabled()
-                gc.disable()
-            self._depth += 1
-
-    def on_end(self, event: Any) -> None:
-        if _is_kernel(event):
-            self._depth -= 1
-            if not self._depth and self._paused:
-                gc.enable()
-
-
-def _is_kernel(event: Any) -> bool:
-    return any(event.data["dispatcher"] is kernel for kernel in KERNELS)
-
-
-event.register("numba:compile", _WithoutCollector())
-
 
 _OPTIONS: dict[str, Any] = {
     "nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
@@ -79,7 +47,12 @@ _OPTIONS: dict[str, Any] = {
 """The wrappers by which Python or C calls a kernel take a sixth of its compilation, and most kernels need none."""
 
 
-def _compiled(codegen: Any = None, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+def kernel(function: Callable[..., Any] | None = None, /, *, codegen: Any = None, **options: Any) -> Any:
+    """Compile a function that is called from kernels; Python cannot call it, unless `no_cpython_wrapper=False`.
+
+    `options` are those of `numba.njit`, and `codegen` is the code generator that stands in the key of the cache.
+    """
+
     def decorate(function: Callable[..., Any]) -> Any:
         dispatcher = numba.njit(**_OPTIONS | options)(function)
         # What cache=True does, with Numba's own class of cache.
@@ -87,15 +60,7 @@ def _compiled(codegen: Any = None, **options: Any) -> Callable[[Callable[..., An
         KERNELS.append(dispatcher)
         return dispatcher
 
-    return decorate
-
-
-def kernel(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Compile a function that is called from kernels; Python cannot call it, unless `no_cpython_wrapper=False`.
-
-    `options` are those of `numba.njit`, and `codegen`, the code generator that stands in the key of the cache.
-    """
-    return _compiled(**options)(function) if function else _compiled(**options)
+    return decorate(function) if function else decorate
 
 
 @kernel
@@ -116,6 +81,9 @@ def float_of(bits):
     return np.uint32(bits).view(np.float32)
 
 
+# ---- memory ----
+
+
 def pointer_to(element: Any) -> Any:
     """Return the kernel function from an address, int64, to a pointer to elements of a type."""
 
@@ -133,6 +101,16 @@ numbers_at, words_at, bytes_at, floats_at = map(
     pointer_to, (types.int64, types.int32, types.uint8, types.float32)
 )
 unsigned_at, halves_at, doubles_at = map(pointer_to, (types.uint32, types.uint16, types.float64))
+unsigned_numbers_at = pointer_to(types.uint64)
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """Return where an array's first element lies."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+# ---- jobs ----
 
 
 FIELD = 8
@@ -176,47 +154,52 @@ def _type(kind: Any) -> Any:
     return types.NamedTuple([_type(field) for field in get_type_hints(kind).values()], kind)
 
 
-def fields_at(fields: type) -> Any:
-    """Return the kernel function from an address, int64, to the NamedTuple of the fields that lie there."""
-    made = _type(fields)
+def _fields_at(typingctx, address, kind):
+    """Return the fields that lie at an address, int64, as a NamedTuple of a kind."""
+    made = _type(kind.instance_class)
 
-    @intrinsic
-    def read(typingctx, address):
-        def generate(context, builder, signature, arguments):
-            offsets = count(0, FIELD)
+    def generate(context, builder, signature, arguments):
+        offsets = count(0, FIELD)
 
-            def load(kind: Any) -> Any:
-                if isinstance(kind, types.NamedTuple):
-                    return context.make_tuple(builder, kind, [load(field) for field in kind.types])
-                place = builder.add(arguments[0], ir.IntType(64)(next(offsets)))
-                return builder.load(builder.inttoptr(place, context.get_value_type(kind).as_pointer()))
+        def load(kind: Any) -> Any:
+            if isinstance(kind, types.NamedTuple):
+                return context.make_tuple(builder, kind, [load(field) for field in kind.types])
+            place = builder.add(arguments[0], ir.IntType(64)(next(offsets)))
+            return builder.load(builder.inttoptr(place, context.get_value_type(kind).as_pointer()))
 
-            return load(made)
+        return load(made)
 
-        return made(types.int64), generate
-
-    return read
+    return made(types.int64, kind), generate
 
 
-def address_of(array: NDArray[Any]) -> int:
-    """Return where an array's first element lies."""
-    address: int = array.__array_interface__["data"][0]
-    return address
+fields_at: Any = intrinsic(_fields_at)
+
+
+# ---- kernels as C functions ----
 
 
 class Native:
     """A kernel of int64 arguments that returns nothing and allocates nothing, so it cannot fail."""
 
+    _lock = RLock()
+
     def __init__(self, function: Callable[..., None]) -> None:
         self._function = function
-        self._types = (types.int64,) * len(signature(function).parameters)
+        self.types = (types.int64,) * len(signature(function).parameters)
 
     @cached_property
     def compiled(self) -> Any:
         """Numba's compiled kernel; the first use compiles it or loads it from the cache."""
-        with _LOCK:
-            made = self.dispatcher()
-        return made.get_compile_result(types.void(*self._types))
+        with self._lock:
+            # A compiler makes millions of objects that live until it is done. The search for garbage among them takes
+            # a fifth of the time.
+            collecting = gc.isenabled()
+            gc.disable()
+            try:
+                return self.dispatcher().get_compile_result(types.void(*self.types))
+            finally:
+                if collecting:
+                    gc.enable()
 
     def dispatcher(self) -> Any:
         """Return a new Numba dispatcher of the kernel, which has compiled nothing yet."""
@@ -232,6 +215,24 @@ class Native:
     @cached_property
     def call(self) -> Any:
         """The C function for Python: its first argument is bytes, passed by their address. It releases the GIL."""
-        return ctypes.CFUNCTYPE(None, ctypes.c_char_p, *(ctypes.c_int64,) * (len(self._types) - 1))(
+        return ctypes.CFUNCTYPE(None, ctypes.c_char_p, *(ctypes.c_int64,) * (len(self.types) - 1))(
             self.address
         )
+
+
+def _call(typingctx, address, arguments):
+    """Call the C function of a `Native` by its address with a tuple of integers."""
+
+    def generate(context, builder, signature, values):
+        kinds, parts = signature.args[1], cgutils.unpack_tuple(builder, values[1])
+        numbers = [
+            context.cast(builder, value, kind, types.int64) for value, kind in zip(parts, kinds, strict=True)
+        ]
+        function = ir.FunctionType(ir.VoidType(), [value.type for value in numbers])
+        builder.call(builder.inttoptr(values[0], function.as_pointer()), numbers)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, arguments), generate
+
+
+call: Any = intrinsic(_call)

@@ -1,7 +1,7 @@
 """What kernels are told of a planned quantization, on every path: the fields of a `Job`.
 
 `Result` holds the memory of what a quantization gives, and makes a `Job` for each matrix that its input consists of.
-A path that moves elements in ways of its own says so in the fields that are named for it. A format that joins needs
+A format that joins needs
 nothing here, unless its scale is no E8M0: what a scale rule asks of amax are the fields `round_up` to `max_exponent`.
 
 Kernels get an address and two strides of an input, not an array: Numba compiles anew for every type, layout and
@@ -28,7 +28,7 @@ from mxref.steps.scale import MANTISSA_MASK, bump_above
 from mxref_numba import buffers
 from mxref_numba.grids import FRACTION_BITS, grid_of, held_bits
 from mxref_numba.held_codes import stored
-from mxref_numba.kernels import address_of, fields_at, written
+from mxref_numba.kernels import address_of, written
 
 WIDTH = 256
 """Columns of a panel, and signs in memory: a multiple of every k and of every Hadamard size."""
@@ -105,16 +105,6 @@ class HadamardNumbers(NamedTuple):
     factor: np.float32
 
 
-class Unit(NamedTuple):
-    """What is staged, or encoded, at once."""
-
-    rows: int
-    columns: int
-
-
-_NO_UNIT = Unit(0, 0)
-
-
 class Job(NamedTuple):
     """The quantization of one matrix, or, with the defaults, its transform alone.
 
@@ -128,12 +118,6 @@ class Job(NamedTuple):
     rows: int
     length: int
     transform: HadamardNumbers
-    flow: int = 0
-    """Of the vector path: how elements reach a step."""
-    unit: Unit = _NO_UNIT
-    """Of the vector path."""
-    encode: int = 0
-    """Of the vector path: the `Native` that encodes rows."""
     scales: int = 0
     k: int = 32
     tile: int = 0
@@ -160,9 +144,6 @@ class Job(NamedTuple):
     bits: int = 0
     """Of a held code."""
     grid: int = 0
-
-
-job_at = fields_at(Job)
 
 
 @lru_cache(64)
@@ -192,7 +173,7 @@ def _written_grid(element: ElementFormat) -> NDArray[np.uint8]:
 
 
 @lru_cache(256)
-def _job_of(spec: OperandSpec, encode: int) -> Job:
+def _job_of(spec: OperandSpec) -> Job:
     """Return a job with what follows from the treatment alone; the other fields are those of one call.
 
     A model asks for few treatments, and filling in all fields takes as long as the kernel on a small array.
@@ -210,7 +191,6 @@ def _job_of(spec: OperandSpec, encode: int) -> Job:
         rows=0,
         length=0,
         transform=transform_of(None)[0],
-        encode=encode,
         k=spec.format.k,
         tile=spec.block is BlockShape.TILE,
         round_up=np.int32(MANTISSA_MASK - bump_above(spec.scale_rule, element)),
@@ -234,10 +214,10 @@ class Result:
     It keeps the tables whose addresses the jobs hold: it must outlive them.
     """
 
-    def __init__(self, plan: QuantPlan, encode: int = 0) -> None:
-        """Make room for the results; `encode` is the address of the `Native` that encodes rows in the plan's format."""
+    def __init__(self, plan: QuantPlan) -> None:
+        """Make room for the results."""
         shape = plan.rows_shape
-        self.plan, self.job = plan, _job_of(plan.spec, encode)
+        self.plan, self.job = plan, _job_of(plan.spec)
         self._codes = buffers.empty((*shape, plan.length * self.job.bits // 8), np.uint8)
         self.scales = buffers.empty((*shape, plan.length // self.job.k), np.uint8)
         self.table, self.rows, self._first_row = _NOTHING, _NOTHING, 0
@@ -269,19 +249,12 @@ class Result:
         plan, job, stored_length = self.plan, self.job, self.plan.length
         codes, scales = address_of(self._codes), address_of(self.scales)
         for m in matrices(x, plan.axis):
-            flow, unit, is_joined = self.moved(m)
-            rows, length, layout = m.rows, stored_length, m.layout
-            if is_joined:
-                rows, length = 1, rows * length
-                layout = layout._replace(columns=length)
             made = job._replace(
-                layout=layout,
+                layout=m.layout,
                 codes=codes + m.first_row * stored_length * job.bits // 8,
-                rows=rows,
-                length=length,
+                rows=m.rows,
+                length=stored_length,
                 transform=self.transform,
-                flow=flow,
-                unit=unit,
                 scales=scales + m.first_row * stored_length // job.k,
                 first_column=plan.first,
             )
@@ -293,7 +266,3 @@ class Result:
                     row_groups=plan.global_length // job.per_call,
                 )
             yield made
-
-    def moved(self, m: Matrix) -> tuple[int, Unit, bool]:
-        """Return how the elements of a matrix move, in what units, and whether its rows are joined to one."""
-        return 0, _NO_UNIT, False

@@ -5,10 +5,10 @@ several Python threads are safe, and PyTorch uses the same OpenMP pool, so the t
 cannot use this pool and gets an error. The layer workqueue has no such limit but aborts on concurrent calls, so these
 wait for each other.
 
-A parallel kernel takes far longer to compile than a plain one, so a single one, `run_shares`, serves all.
+A parallel kernel takes far longer to compile than a plain one, so a single one, `_run_shares`, serves all.
 """
 
-# Kernels and emitters have no annotations: Numba infers the types of the former, llvmlite has none.
+# Kernels have no annotations: Numba infers their types.
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
@@ -23,16 +23,12 @@ from typing import Any
 
 import numba
 import numpy as np
-from llvmlite import ir
 from numba import threading_layer  # type: ignore[attr-defined]
-from numba.core import types
-from numba.extending import intrinsic
-from numpy.typing import NDArray
 
 from mxref.errors import BackendError
 from mxref_numba.buffers import LINE, aligned
 from mxref_numba.kernel_cache import REFUSED
-from mxref_numba.kernels import KERNELS, Native, address_of, in_memory, kernel
+from mxref_numba.kernels import KERNELS, Native, address_of, call, in_memory, kernel, share
 
 _GRAIN = 1 << 15
 """Number of elements for which another thread pays off."""
@@ -106,53 +102,44 @@ def worker_count(elements: int) -> int:
     return max(1, min(thread_count(), elements // _GRAIN))
 
 
-def scratch(elements: int, size: int) -> tuple[NDArray[np.uint8], int]:
-    """Return memory with `size` bytes for each worker on `elements`, and its address, which starts a cache line."""
-    memory = np.empty(worker_count(elements) * size + LINE, np.uint8)
-    return memory, aligned(memory)
-
-
-def _call_share(typingctx, function, arguments, worker, workers):
-    def generate(context, builder, _, values):
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 3)
-        builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
-        return context.get_dummy_value()
-
-    return types.void(*(types.int64,) * 4), generate
-
-
-_call: Any = intrinsic(_call_share)
-
-
 @kernel(parallel=True, no_cpython_wrapper=False)
-def run_shares(function, arguments, workers):
-    """Call a `Native` with (address of its arguments, worker, workers) for each worker, on as many threads."""
+def _run_shares(function, job, tasks, room, size, workers):
     for worker in numba.prange(workers):
-        _call(function, arguments, worker, workers)
+        begin, end = share(tasks, worker, workers)
+        call(function, (job, begin, end, room + worker * size))
 
 
-def run_native(native: Native, fields: tuple[Any, ...], elements: int) -> None:
-    """Call a kernel with (address of the fields of a NamedTuple, worker, workers), once for each share of the work.
+def run(native: Native, job: tuple[Any, ...], tasks: int, elements: int, room: int = 0) -> None:
+    """Do all tasks of a job, on as many threads as the work is worth.
 
-    There are `worker_count(elements)` shares; a single one runs in the calling thread.
+    Args:
+        native: a kernel of four arguments: the address of the job, its first task and the end of its tasks, and the
+            address of memory of its own, from a cache line on.
+        job: a NamedTuple.
+        tasks: how many.
+        elements: the work, in elements that are quantized; `worker_count` makes the number of shares of it.
+        room: bytes of memory that a share needs.
 
     Raises:
         BackendError: in a process that was forked from one that used OpenMP, where threads would kill it.
     """
-    arguments, workers = in_memory(fields), worker_count(elements)
-    if workers == 1:
-        native.call(arguments, 0, 1)
+    fields, workers = in_memory(job), worker_count(elements)
+    memory = np.empty(workers * room + LINE if room else 0, np.uint8)
+    rooms = aligned(memory) if room else 0
+    if workers == 1:  # in the calling thread
+        native.call(fields, 0, tasks, rooms)
         return
-    memory, threads, layer = np.frombuffer(arguments, np.uint8), thread_count(), threading_layer()
+    threads, layer = thread_count(), threading_layer()
     if _Pool.inherited and layer == "omp":
         raise BackendError(
             "backend 'numba' cannot run in a process forked after OpenMP threads had started (by Numba or "
             "PyTorch): start workers with multiprocessing.get_context('spawn'), or set "
             "NUMBA_THREADING_LAYER=workqueue"
         )
+    kept = np.frombuffer(fields, np.uint8)
     with _Pool.turns if layer == "workqueue" else nullcontext():
         numba.set_num_threads(min(workers, threads))
         try:
-            run_shares(native.address, address_of(memory), workers)
+            _run_shares(native.address, address_of(kept), tasks, rooms, room, workers)
         finally:
             numba.set_num_threads(threads)

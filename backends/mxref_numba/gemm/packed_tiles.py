@@ -37,8 +37,8 @@ from mxref_numba.gemm.packed_panels import (
     same,
     tiling_of,
 )
-from mxref_numba.kernels import address_of, bytes_at, fields_at, kernel, share
-from mxref_numba.threads import run_native, worker_count
+from mxref_numba.kernels import address_of, bytes_at, fields_at, kernel
+from mxref_numba.threads import run, worker_count
 from mxref_numba.vector.lanes import F32, I16, I32, I64, Lanes, constant, load, named, splat, vector_code
 from mxref_numba.vector.target import Target, VectorNative, copy_bytes, target_of
 
@@ -225,7 +225,10 @@ class _Packing(NamedTuple):
     rows: int
     blocks: int
     records: int
-    panels: int
+    found: int
+    """What is found about rows, behind the records."""
+    padded: int
+    """Rows of all panels."""
     height: int
     """Rows of a panel."""
     step: int
@@ -255,19 +258,14 @@ class _Product(NamedTuple):
     left_size: int
     """Bytes of a panel of A."""
     right_size: int
-    spare: int
-    """Room for tiles at the edges of C, or 0 where a part of a tile can be written."""
-
-
-_packing_at, _product_at = fields_at(_Packing), fields_at(_Product)
+    masks: int
+    """Whether a part of a tile can be written; if not, tiles at the edges of C go through memory."""
 
 
 @VectorNative
-def _pack_share(arguments, worker, workers):
-    job = _packing_at(arguments)
-    rows, panels, height, blocks = job.rows, job.panels, job.height, job.blocks
-    found, padded = job.records + panels * job.size, panels * height
-    begin, end = share(panels, worker, workers)
+def _pack(address, begin, end, room):
+    job = fields_at(address, _Packing)
+    rows, height, blocks, found, padded = job.rows, job.height, job.blocks, job.found, job.padded
     for panel in range(begin, end):
         record = job.records + panel * job.size
         for r in range(0, height, job.step):
@@ -284,24 +282,15 @@ def _pack_share(arguments, worker, workers):
 
 
 @VectorNative
-def _multiply_share(arguments, worker, workers):
-    job = _product_at(arguments)
-    m, n, group, reach, tile_rows, tile_columns = (
-        job.m,
-        job.n,
-        job.group,
-        job.reach,
-        job.tile_rows,
-        job.tile_columns,
-    )
-    item = job.item
+def _multiply_groups(address, begin, end, spare):
+    job = fields_at(address, _Product)
+    m, n, group, reach, item = job.m, job.n, job.group, job.reach, job.item
+    tile_rows, tile_columns = job.tile_rows, job.tile_columns
     down, across = -(-m // tile_rows), -(-n // tile_columns)
     left_rows, right_rows = down * tile_rows, across * tile_columns
     left_found = carray(bytes_at(job.left + down * job.left_size), (3 * left_rows,))
     right_found = carray(bytes_at(job.right + across * job.right_size), (3 * right_rows,))
     groups, pitch, short = -(-down // group), n * item, tile_columns * item
-    spare = job.spare + worker * tile_rows * short if job.spare else 0
-    begin, end = share(groups * across, worker, workers)
     for task in range(begin, end):
         start = task // (groups * reach) * reach
         place, width = task - start * groups, min(reach, across - start)
@@ -313,7 +302,7 @@ def _multiply_share(arguments, worker, workers):
             low, high = _extremes(left_found, left_rows, row, tile_rows)
             fits = low + right_low >= LOWEST_SUM and high + right_high <= HIGHEST_SUM
             target, height, wide = job.out + row * pitch + column * item, m - row, n - column
-            part = spare and (height < tile_rows or wide < tile_columns)
+            part = not job.masks and (height < tile_rows or wide < tile_columns)
             _multiply(
                 job.left + a * job.left_size, job.right + b * job.right_size, job.blocks, fits, job.factor,
                 spare if part else target, short if part else pitch, height, wide, item == 2,
@@ -337,12 +326,14 @@ def packed(target: Target, q: MXArray, *, is_right: bool) -> NDArray[np.uint8]:
     height, step, record = (t.columns, t.lanes, t.right_record) if is_right else (t.rows, 1, t.left_record)
     panels = -(-rows // height)
     out = buffers.empty((panels * (blocks * record + 3 * height),), np.uint8)
+    records = address_of(out)
     job = _Packing(
         is_right=is_right, codes=address_of(codes), code_pitch=codes.strides[0], scales=address_of(scales),
-        scale_pitch=scales.strides[0], rows=rows, blocks=blocks, records=address_of(out), panels=panels,
-        height=height, step=step, size=blocks * record,
+        scale_pitch=scales.strides[0], rows=rows, blocks=blocks, records=records,
+        found=records + panels * blocks * record, padded=panels * height, height=height, step=step,
+        size=blocks * record,
     )  # fmt: skip
-    run_native(_pack_share.on(target), job, rows * q.length)
+    run(_pack.on(target), job, panels, rows * q.length)
     return out
 
 
@@ -357,18 +348,17 @@ def multiply_packed(
     """Write the product of packed operands, times `factor`, into `out` [M, N], contiguous; NaN rows are not marked."""
     (m, n), t = out.shape, tiling_of(target)
     work = m * n * blocks * _K // _PRODUCTS_PER_ELEMENT
-    workers, down = worker_count(work), -(-m // t.rows)
+    down, across = -(-m // t.rows), -(-n // t.columns)
     left_size, right_size = blocks * t.left_record, blocks * t.right_record
-    group = max(1, min(_GROUP_BYTES // left_size, -(-down // workers)))
+    group = max(1, min(_GROUP_BYTES // left_size, -(-down // worker_count(work))))
     reach = max(1, _RANGE_BYTES // right_size)
-    # If only whole tiles can be written, tiles at the edges of C go through scratch buffers.
-    spare = np.empty(0 if t.masks else workers * t.rows * t.columns * out.itemsize, np.uint8)
     job = _Product(
         left=address_of(left), right=address_of(right), blocks=blocks, group=group, reach=reach, factor=factor,
         out=address_of(out), m=m, n=n, item=out.itemsize, tile_rows=t.rows, tile_columns=t.columns,
-        left_size=left_size, right_size=right_size, spare=address_of(spare) if spare.size else 0,
+        left_size=left_size, right_size=right_size, masks=t.masks,
     )  # fmt: skip
-    run_native(_multiply_share.on(target), job, work)
+    room = 0 if t.masks else t.rows * t.columns * out.itemsize
+    run(_multiply_groups.on(target), job, -(-down // group) * across, work, room=room)
 
 
 def spoiled(target: Target, operand: NDArray[np.uint8], rows: int, *, is_right: bool) -> NDArray[np.bool_]:

@@ -30,7 +30,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import carray  # type: ignore[attr-defined]
-from numba.core import types
 from numpy.typing import NDArray
 
 from mxref.formats import CANONICAL_NAN, E8M0, BlockFormat, ElementFormat
@@ -49,11 +48,10 @@ from mxref_numba.kernels import (
     floats_at,
     halves_at,
     kernel,
-    pointer_to,
-    share,
     unsigned_at,
+    unsigned_numbers_at,
 )
-from mxref_numba.threads import run_native, scratch
+from mxref_numba.threads import run
 
 _K = 32
 _TURNED_ROWS = 64
@@ -97,9 +95,6 @@ def _tiling(rows: int, columns: int, pitch: int, item: int, products_per_element
 
 # Scratch starts at a cache line; elsewhere a product takes up to half as long again.
 _NARROW, _WIDE = _tiling(128, 256, 272, 4, 32), _tiling(64, 128, 136, 8, 16)
-_SCRATCH = max(_NARROW.size, _WIDE.size)
-
-_integers_at = pointer_to(types.uint64)
 
 
 # ---- operands ----
@@ -180,32 +175,27 @@ class _Decoding(NamedTuple):
     integers: int
     values: int
     found: int
-    room: int
-
-
-_decoding_at = fields_at(_Decoding)
 
 
 @Native
-def _decode_share(arguments, worker, workers):
-    job = _decoding_at(arguments)
+def _decode(address, begin, end, room):
+    job = fields_at(address, _Decoding)
     rows, blocks, bits, turn = job.rows, job.blocks, job.bits, job.turn
     size = _K * bits // 8
     codes = carray(bytes_at(job.codes), (rows, blocks * size))
     scales = carray(bytes_at(job.scales), (rows, blocks))
-    table, integers = carray(floats_at(job.table), (512,)), carray(_integers_at(job.integers), (256,))
+    table, integers = carray(floats_at(job.table), (512,)), carray(unsigned_numbers_at(job.integers), (256,))
     by_row = carray(floats_at(job.values), (rows, blocks * _K))
     by_column = carray(floats_at(job.values), (blocks * _K, rows))
     spans = carray(bytes_at(job.found), (blocks, rows))
     live = carray(bytes_at(job.found + blocks * rows), (blocks, rows))
-    room = carray(floats_at(job.room + worker * _ROOM), (_TURNED_ROWS, _K))
-    begin, end = share(rows, worker, workers)
+    turned = carray(floats_at(room), (_TURNED_ROWS, _K))
     for first in range(begin, end, _TURNED_ROWS):
         count = min(_TURNED_ROWS, end - first)
         for b in range(blocks):
             for r in range(count):
                 block = codes[first + r, b * size : (b + 1) * size]
-                target = room[r] if turn else by_row[first + r, b * _K : (b + 1) * _K]
+                target = turned[r] if turn else by_row[first + r, b * _K : (b + 1) * _K]
                 span, scale = _decode_block(block, bits, table, integers, target), scales[first + r, b]
                 spans[b, first + r] = span
                 live[b, first + r] = scale if span and scale != NAN_CODE else _NEUTRAL
@@ -213,7 +203,7 @@ def _decode_share(arguments, worker, workers):
                 top, left = np.uint64(b * _K), np.uint64(first)
                 for i in range(np.uint64(_K)):
                     for r in range(np.uint64(count)):
-                        by_column[top + i, left + r] = room[r, i]
+                        by_column[top + i, left + r] = turned[r, i]
 
 
 def decoded_operand(q: MXArray, *, turn: bool) -> DecodedOperand:
@@ -222,15 +212,14 @@ def decoded_operand(q: MXArray, *, turn: bool) -> DecodedOperand:
     rows, blocks = scales.shape
     values = buffers.empty((q.length, rows) if turn else (rows, q.length), np.float32)
     found = np.empty((2, blocks, rows), np.uint8)
-    element, work = q.format.element, rows * q.length
-    _memory, room = scratch(work, _ROOM)
+    element = q.format.element
     table, integers = _table(element), _integers(element)
     job = _Decoding(
         codes=address_of(codes), scales=address_of(scales), rows=rows, blocks=blocks, bits=held_bits(element),
         turn=turn, table=address_of(table), integers=address_of(integers), values=address_of(values),
-        found=address_of(found), room=room,
+        found=address_of(found),
     )  # fmt: skip
-    run_native(_decode_share, job, work)
+    run(_decode, job, rows, rows * q.length, room=_ROOM)
     return DecodedOperand(values, found)
 
 
@@ -375,15 +364,13 @@ class _Product(NamedTuple):
     m: int
     n: int
     blocks: int
-    pair: _Pair
+    units_a: np.float32
+    """How many of the smallest magnitude of A's element are 1."""
+    units_b: np.float32
     factor: np.float32
     out: int
     item: int
     """Bytes of an element of C."""
-    scratch: int
-
-
-_product_at = fields_at(_Product)
 
 
 @kernel
@@ -409,13 +396,13 @@ def _store(sums, row, column, height, width, job):
 
 
 def _multiplier(tiling: _Tiling, elements_at: Any, power_of: Any, add: Any) -> Any:
-    """Return a kernel that computes a worker's tiles of C with numbers of one type."""
+    """Return a kernel that computes some tiles of C with numbers of one type."""
     tile_rows, tile_columns, pitch, _, a_at, b_at, dots_at, powers_at, sums_at, mended_at, _ = tiling
 
     @kernel(inline="always")
-    def multiply(job, worker, workers):
-        m, n, blocks, scratch = job.m, job.n, job.blocks, job.scratch + worker * _SCRATCH
-        units_a, units_b = np.float64(job.pair.units_a), np.float64(job.pair.units_b)
+    def multiply(job, begin, end, room):
+        m, n, blocks = job.m, job.n, job.blocks
+        units_a, units_b = np.float64(job.units_a), np.float64(job.units_b)
         a_values = carray(floats_at(job.a_values), (m, blocks * _K))
         b_values = carray(floats_at(job.b_values), (blocks * _K, n))
         a_spans, a_scales = (
@@ -425,15 +412,14 @@ def _multiplier(tiling: _Tiling, elements_at: Any, power_of: Any, add: Any) -> A
             carray(bytes_at(job.b_found), (blocks, n)), carray(bytes_at(job.b_found + blocks * n), (blocks, n))
         )  # fmt: skip
         a, b = (
-            carray(elements_at(scratch + a_at), (tile_rows, _K)), carray(elements_at(scratch + b_at), (_K, pitch))
+            carray(elements_at(room + a_at), (tile_rows, _K)), carray(elements_at(room + b_at), (_K, pitch))
         )  # fmt: skip
         dots, powers = (
-            carray(elements_at(scratch + dots_at), (4, pitch)), carray(elements_at(scratch + powers_at), (pitch,))
+            carray(elements_at(room + dots_at), (4, pitch)), carray(elements_at(room + powers_at), (pitch,))
         )  # fmt: skip
-        sums = carray(floats_at(scratch + sums_at), (tile_rows, pitch))
-        mended = carray(floats_at(scratch + mended_at), (pitch,))
+        sums = carray(floats_at(room + sums_at), (tile_rows, pitch))
+        mended = carray(floats_at(room + mended_at), (pitch,))
         across = -(-n // tile_columns)
-        begin, end = share(-(-m // tile_rows) * across, worker, workers)
         for task in range(begin, end):
             row, column = task // across * tile_rows, task % across * tile_columns
             height, width = min(tile_rows, m - row), min(tile_columns, n - column)
@@ -467,36 +453,29 @@ def _multiplier(tiling: _Tiling, elements_at: Any, power_of: Any, add: Any) -> A
     return multiply
 
 
-@kernel
-def _extremes(codes, count):
-    """Return the lowest and the highest of scale codes."""
-    low, high = np.uint8(255), np.uint8(0)
-    for i in range(np.uint64(count)):
-        low, high = min(low, codes[i]), max(high, codes[i])
-    return np.int64(low), np.int64(high)
-
-
-@kernel(inline="always")
-def _fits(job):
-    """Return whether float32 holds every dot after each multiplication by its scales."""
-    of_a, of_b = job.blocks * job.m, job.blocks * job.n
-    low_a, high_a = _extremes(carray(bytes_at(job.a_found + of_a), (of_a,)), of_a)
-    low_b, high_b = _extremes(carray(bytes_at(job.b_found + of_b), (of_b,)), of_b)
-    top = max(high_a, high_b) + _NEUTRAL  # that of a dot and one scale
-    return low_a + low_b >= job.pair.lowest and max(high_a + high_b, top) <= job.pair.highest
-
-
 _multiply_narrow = _multiplier(_NARROW, floats_at, _narrow_power, _add_narrow)
 _multiply_wide = _multiplier(_WIDE, doubles_at, _wide_power, _add_wide)
 
 
 @Native
-def _multiply_share(arguments, worker, workers):
-    job = _product_at(arguments)
-    if job.pair.lowest <= job.pair.highest and _fits(job):
-        _multiply_narrow(job, worker, workers)
-    else:
-        _multiply_wide(job, worker, workers)
+def _multiply_in_float32(address, begin, end, room):
+    _multiply_narrow(fields_at(address, _Product), begin, end, room)
+
+
+@Native
+def _multiply_in_float64(address, begin, end, room):
+    _multiply_wide(fields_at(address, _Product), begin, end, room)
+
+
+def _float32_holds(left: DecodedOperand, right: DecodedOperand, pair: _Pair) -> bool:
+    """Return whether float32 holds every dot after each multiplication by its scales."""
+    if pair.highest < pair.lowest:
+        return False
+    (low_a, high_a), (low_b, high_b) = (
+        (int(live.min()), int(live.max())) for live in (left.found[1], right.found[1])
+    )
+    top = max(high_a, high_b) + E8M0.bias  # that of a dot and one scale
+    return low_a + low_b >= pair.lowest and max(high_a + high_b, top) <= pair.highest
 
 
 def multiply(
@@ -512,12 +491,14 @@ def multiply(
         out: float32 or bfloat16.
     """
     left, pair = decoded_operand(a, turn=False), _pair(a.format.element, format_b.element)
-    work = out.size * a.length // (_NARROW if pair.lowest <= pair.highest else _WIDE).products_per_element
-    _memory, room = scratch(work, _SCRATCH)
+    kernel, tiling = _multiply_in_float64, _WIDE
+    if _float32_holds(left, right, pair):
+        kernel, tiling = _multiply_in_float32, _NARROW
     m, n = out.shape
     job = _Product(
         a_values=address_of(left.values), a_found=address_of(left.found), b_values=address_of(right.values),
-        b_found=address_of(right.found), m=m, n=n, blocks=len(left.found[0]), pair=pair, factor=factor,
-        out=address_of(out), item=out.itemsize, scratch=room,
+        b_found=address_of(right.found), m=m, n=n, blocks=len(left.found[0]), units_a=pair.units_a,
+        units_b=pair.units_b, factor=factor, out=address_of(out), item=out.itemsize,
     )  # fmt: skip
-    run_native(_multiply_share, job, work)
+    tiles = -(-m // tiling.rows) * -(-n // tiling.columns)
+    run(kernel, job, tiles, out.size * a.length // tiling.products_per_element, room=tiling.size)

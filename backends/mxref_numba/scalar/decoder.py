@@ -26,10 +26,9 @@ from mxref_numba.kernels import (
     floats_at,
     halves_at,
     kernel,
-    share,
     unsigned_at,
 )
-from mxref_numba.threads import run_native, scratch
+from mxref_numba.threads import run
 
 _NAN_BITS = np.uint32(CANONICAL_NAN)
 
@@ -97,7 +96,6 @@ def _decode_byte_row(codes, scales, k, length, drop, table, out):
 
 
 class _Decoding(NamedTuple):
-    rows: int
     columns: int
     blocks: int
     k: int
@@ -108,21 +106,16 @@ class _Decoding(NamedTuple):
     scales: int
     table: int
     out: int
-    room: int
-
-
-_decoding_at = fields_at(_Decoding)
 
 
 @Native
-def _dequantize_share(arguments, worker, workers):
-    job = _decoding_at(arguments)
-    rows, columns, blocks, k, bits, drop = job.rows, job.columns, job.blocks, job.k, job.bits, job.drop
-    packed = carray(bytes_at(job.packed), (rows, blocks * k * bits // 8))
-    scales, table = carray(bytes_at(job.scales), (rows, blocks)), carray(floats_at(job.table), (256,))
-    values = carray(unsigned_at(job.room + worker * 4 * k), (k,))
-    wide, narrow = carray(unsigned_at(job.out), (rows, columns)), carray(halves_at(job.out), (rows, columns))
-    begin, end = share(rows, worker, workers)
+def _decode_rows(address, begin, end, room):
+    job = fields_at(address, _Decoding)
+    columns, blocks, k, bits, drop = job.columns, job.blocks, job.k, job.bits, job.drop
+    packed = carray(bytes_at(job.packed), (end, blocks * k * bits // 8))
+    scales, table = carray(bytes_at(job.scales), (end, blocks)), carray(floats_at(job.table), (256,))
+    values = carray(unsigned_at(room), (k,))
+    wide, narrow = carray(unsigned_at(job.out), (end, columns)), carray(halves_at(job.out), (end, columns))
     for r in range(begin, end):
         if bits == 8 and drop:
             _decode_byte_row(packed[r], scales[r], k, columns, drop, table, narrow[r])
@@ -148,11 +141,10 @@ def dequantize(q: MXArray, dtype: str) -> NDArray[Any]:
     if out.size:
         packed, scales = code_rows(q)
         rows, blocks, k, table = *scales.shape, q.format.k, decoded(q.format.element)
-        _room, room = scratch(out.size, 4 * k)
         job = _Decoding(
-            rows=rows, columns=out.shape[-1], blocks=blocks, k=k, bits=held_bits(q.format.element),
+            columns=out.shape[-1], blocks=blocks, k=k, bits=held_bits(q.format.element),
             drop=0 if dtype == "float32" else 16, packed=address_of(packed), scales=address_of(scales),
-            table=address_of(table), out=address_of(out), room=room,
+            table=address_of(table), out=address_of(out),
         )  # fmt: skip
-        run_native(_dequantize_share, job, out.size)
+        run(_decode_rows, job, rows, out.size, room=4 * k)
     return np.moveaxis(out, -1, q.axis)

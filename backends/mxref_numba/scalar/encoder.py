@@ -16,11 +16,10 @@ rounded by the numbers of its `Grid`. Kernels of one rounding take the same argu
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import carray  # type: ignore[attr-defined]
-from numba.core import types
 from numpy.typing import NDArray
 
 from mxref.plan import QuantPlan
@@ -34,14 +33,13 @@ from mxref_numba.kernels import (
     floats_at,
     kernel,
     numbers_at,
-    pointer_to,
-    share,
     unsigned_at,
+    unsigned_numbers_at,
     words_at,
 )
 from mxref_numba.quantize_job import CONSTANT, EVEN, WIDTH, Job, Result
-from mxref_numba.scalar.panels import HEIGHT, PANEL_BYTES, load_panel, transform_row
-from mxref_numba.threads import run_native, scratch
+from mxref_numba.scalar.panels import HEIGHT, PANEL_BYTES, load_panel, panel_count, transform_row
+from mxref_numba.threads import run
 
 _SMALLEST_K = 32
 """For whose blocks a panel has room for amax."""
@@ -58,8 +56,6 @@ _SIZES = {
 }
 _PANEL, _AMAX, _CODES, _RANDOM, _WORDS, _SCRATCH = accumulate(_SIZES.values(), initial=0)
 """Where a worker's scratch has elements; largest magnitudes of blocks; codes, random integers and words of a row."""
-
-_grid_at, _table_at = fields_at(Grid), pointer_to(types.uint64)
 
 
 # ---- scales ----
@@ -243,14 +239,6 @@ _encode_by, _encode_bytes_by = _encoder(_round_by, 3), _encoder(_round_byte_by, 
 # ---- the pass ----
 
 
-class _Work(NamedTuple):
-    job: Job
-    scratch: int
-
-
-_work_at = fields_at(_Work)
-
-
 @kernel(inline="always")  # a call would pass every field of the job, for each row
 def _encode_row(row, bits, width, amax, job, grid, random, codes, packed, scales):
     k, prescale, is_e2m1, is_even = job.k, job.prescale, job.bits == 4, job.rounding == EVEN
@@ -281,28 +269,25 @@ def _encode_row(row, bits, width, amax, job, grid, random, codes, packed, scales
 
 
 @Native
-def _encode_share(arguments, worker, workers):
-    work = _work_at(arguments)
-    job = work.job
+def _encode_panels(address, begin, end, room):
+    job = fields_at(address, Job)
     rows, length, k, element_bits, (n, signs_at, norm) = job.rows, job.length, job.k, job.bits, job.transform
     signs, table, grid = (
         carray(floats_at(signs_at), (WIDTH,)),
-        carray(_table_at(job.key), (4,)),
-        _grid_at(job.grid),
+        carray(unsigned_numbers_at(job.key), (4,)),
+        fields_at(job.grid, Grid),
     )
     row_indices = carray(numbers_at(job.row_indices), (rows,))
     packed = carray(bytes_at(job.codes), (rows, length * element_bits // 8))
     scales = carray(bytes_at(job.scales), (rows, length // k))
-    own = work.scratch + worker * _SCRATCH
-    panel_at = own + _PANEL
+    panel_at = room + _PANEL
     panel, bits = carray(floats_at(panel_at), (HEIGHT, WIDTH)), carray(words_at(panel_at), (HEIGHT, WIDTH))
-    amax = carray(words_at(own + _AMAX), (HEIGHT, _BLOCKS))
-    codes = carray(bytes_at(own + _CODES), (WIDTH,))
-    random = carray(words_at(own + _RANDOM), (WIDTH,))
-    words = carray(unsigned_at(own + _WORDS), (4, WIDTH // 4))
+    amax = carray(words_at(room + _AMAX), (HEIGHT, _BLOCKS))
+    codes = carray(bytes_at(room + _CODES), (WIDTH,))
+    random = carray(words_at(room + _RANDOM), (WIDTH,))
+    words = carray(unsigned_at(room + _WORDS), (4, WIDTH // 4))
     random[:] = job.integer
     across = -(-length // WIDTH)
-    begin, end = share(-(-rows // HEIGHT) * across, worker, workers)
     for task in range(begin, end):
         row, column = task // across * HEIGHT, task % across * WIDTH
         height, width = min(HEIGHT, rows - row), min(WIDTH, length - column)
@@ -328,7 +313,5 @@ def quantize_planned(x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8
     """Return packed codes [rows..., K * bits / 8] and scale codes [rows..., K / k] of a planned quantization."""
     result = Result(plan)
     for job in result.jobs(x):
-        elements = job.rows * job.length
-        _memory, room = scratch(elements, _SCRATCH)
-        run_native(_encode_share, _Work(job, room), elements)
+        run(_encode_panels, job, panel_count(job.rows, job.length), job.rows * job.length, room=_SCRATCH)
     return result.arrays()

@@ -26,7 +26,6 @@ from mxref_numba.kernels import (
     floats_at,
     halves_at,
     kernel,
-    share,
     unsigned_at,
 )
 from mxref_numba.quantize_job import (
@@ -39,7 +38,7 @@ from mxref_numba.quantize_job import (
     matrices,
     transform_of,
 )
-from mxref_numba.threads import run_native, scratch
+from mxref_numba.threads import run
 
 HEIGHT = 32
 """Rows of a panel: those of a 32x32 tile."""
@@ -88,6 +87,11 @@ def _widen_float16(bits, height, width):
             nonfinite = (half & np.uint32(0x7C00)) == np.uint32(0x7C00)
             value = spoiled if nonfinite else rebiased
             row[c] = np.uint32(value | np.uint32((half & np.uint32(0x8000)) << np.uint32(16)))
+
+
+def panel_count(rows: int, length: int) -> int:
+    """Return how many panels a matrix has."""
+    return -(-rows // HEIGHT) * -(-length // WIDTH)
 
 
 @kernel
@@ -157,21 +161,15 @@ class _Transformation(NamedTuple):
     out: int
     rows: int
     length: int
-    panels: int
-
-
-_transformation_at = fields_at(_Transformation)
 
 
 @Native
-def _transform_share(arguments, worker, workers):
-    job = _transformation_at(arguments)
+def _transform_panels(address, begin, end, room):
+    job = fields_at(address, _Transformation)
     rows, length, (n, signs_at, factor) = job.rows, job.length, job.transform
     signs, out = carray(floats_at(signs_at), (WIDTH,)), carray(floats_at(job.out), (rows, length))
-    panel_at = job.panels + worker * PANEL_BYTES
-    panel, bits = carray(floats_at(panel_at), (HEIGHT, WIDTH)), carray(unsigned_at(panel_at), (HEIGHT, WIDTH))
+    panel, bits = carray(floats_at(room), (HEIGHT, WIDTH)), carray(unsigned_at(room), (HEIGHT, WIDTH))
     across = -(-length // WIDTH)
-    begin, end = share(-(-rows // HEIGHT) * across, worker, workers)
     for task in range(begin, end):
         row, column = task // across * HEIGHT, task % across * WIDTH
         height, width = min(HEIGHT, rows - row), min(WIDTH, length - column)
@@ -199,10 +197,9 @@ def hadamard(x: NDArray[Any], rotation: Rotation, axis: int) -> NDArray[np.float
     transform, _signs = transform_of(rotation)  # whose address the transform holds
     for m in matrices(x, axis):
         length = out.shape[-1]
-        _panels, panels = scratch(m.rows * length, PANEL_BYTES)
         job = _Transformation(
             layout=m.layout, transform=transform, out=address_of(out) + out.itemsize * m.first_row * length,
-            rows=m.rows, length=length, panels=panels,
+            rows=m.rows, length=length,
         )  # fmt: skip
-        run_native(_transform_share, job, m.rows * length)
+        run(_transform_panels, job, panel_count(m.rows, length), m.rows * length, room=PANEL_BYTES)
     return np.moveaxis(out, -1, axis)

@@ -21,10 +21,10 @@ from llvmlite import ir
 from numba import carray  # type: ignore[attr-defined]
 from numba.core import types
 
-from mxref_numba.kernels import numbers_at, words_at
-from mxref_numba.quantize_job import FLOAT32, job_at
+from mxref_numba.kernels import fields_at, numbers_at, words_at
+from mxref_numba.quantize_job import FLOAT32
 from mxref_numba.vector.block_lanes import TOP_VALUE, round_even, scale_codes
-from mxref_numba.vector.flows import COLUMN_LINES
+from mxref_numba.vector.flows import COLUMN_LINES, VectorJob
 from mxref_numba.vector.lanes import (
     F32,
     I8,
@@ -126,13 +126,13 @@ def _join_scales(builder, scales, pitch, joined):
 
 
 @VectorNative
-def encode_columns(work, address, row, height, column, width, room, scratch, filled):
+def encode_columns(address, row, height, column, width, room, scratch):
     """Quantize the rows of a unit, as `_quantize_unit` does, from lines that hold one element of each row.
 
     Rows go in a multiple of 16, their elements in a multiple of 128. The rounding is RNE, a transform has size 16, and
     a code four bits. `room` is scratch for a panel.
     """
-    job = job_at(address)
+    job = fields_at(address, VectorJob).job
     layout, (n, signs, factor), packed, scales, length = (
         job.layout, job.transform, job.codes, job.scales, job.length
     )  # fmt: skip

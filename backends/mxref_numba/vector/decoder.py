@@ -26,8 +26,8 @@ from mxref.mxarray import MXArray
 from mxref_numba import buffers
 from mxref_numba.grids import MAGNITUDE_CODE, Digits, digits_of, held_bits
 from mxref_numba.held_codes import code_rows
-from mxref_numba.kernels import FIELD, address_of, fields_at, kernel, share, written
-from mxref_numba.threads import run_native, scratch
+from mxref_numba.kernels import FIELD, address_of, fields_at, kernel, written
+from mxref_numba.threads import run
 from mxref_numba.vector.encode import LONGEST_STEP
 from mxref_numba.vector.lanes import (
     F16,
@@ -63,7 +63,7 @@ def _scales(builder: ir.IRBuilder, address: Any) -> Lanes:
     return nan.choose(constant(builder, I32, [CANONICAL_NAN] * blocks), bits).cast(F32)
 
 
-def _of_nibbles(builder: ir.IRBuilder, packed: Any, scales: Any, digits: Any, half: bool) -> list[Lanes]:
+def _of_nibbles(builder: ir.IRBuilder, packed: Any, scales: Any, digits: Any) -> list[Lanes]:
     """Return the values of a step of E2M1."""
     scale, lanes = _scales(builder, scales), lanes_of(builder)
     vectors = []
@@ -75,8 +75,8 @@ def _of_nibbles(builder: ir.IRBuilder, packed: Any, scales: Any, digits: Any, ha
     return vectors
 
 
-def _of_bytes(builder: ir.IRBuilder, packed: Any, scales: Any, digits: Any, half: bool) -> list[Lanes]:
-    """Return the values of a step of another element, given its `Digits`; if `half`, rounded to bfloat16."""
+def _of_bytes(builder: ir.IRBuilder, packed: Any, scales: Any, digits: Any) -> list[Lanes]:
+    """Return the values of a step of another element, given its `Digits`."""
     scale, lanes = _scales(builder, scales), lanes_of(builder)
     shift, unit, last_number = (
         broadcast(builder, I32, lanes, digits, FIELD * i) for i in range(len(Digits._fields))
@@ -88,12 +88,15 @@ def _of_bytes(builder: ir.IRBuilder, packed: Any, scales: Any, digits: Any, half
         half_float = (magnitude << shift) | ((code ^ magnitude) << 8)
         value = half_float.convert("trunc", I16).cast(F16).convert("fpext", F32) * unit.cast(F32)
         bits = (value * scale.pick([block] * lanes)).cast(I32)
-        if half:  # to nearest, ties to even, and Inf to itself
-            bits = bits + ((bits >> 16) & 1) + 0x7FFF
         spoiled = scale.cast(I32).pick([block] * lanes).compare("==", CANONICAL_NAN)
         nan = magnitude.compare(">", last_number) | spoiled
         vectors.append(nan.choose(constant(builder, I32, [CANONICAL_NAN] * lanes), bits))
     return vectors
+
+
+def _rounded(bits: Lanes) -> Lanes:
+    """Return float32 whose upper half is the nearest bfloat16, ties to even; that of Inf and of the one NaN stays."""
+    return bits + ((bits >> 16) & 1) + 0x7FFF
 
 
 def _upper_halves(vectors: list[Lanes]) -> list[Lanes]:
@@ -102,115 +105,90 @@ def _upper_halves(vectors: list[Lanes]) -> list[Lanes]:
     return [a.cast(I16).pick(upper, b.cast(I16)) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
 
 
-def _decoder(values: Callable[..., list[Lanes]], half: bool, streaming: bool) -> Any:
-    """Return a kernel that decodes steps to bfloat16 if `half`, else float32."""
+def _step(values: Callable[..., list[Lanes]], *, rounds: bool) -> Any:
+    """Return code that decodes a step to float32, or to bfloat16 if `half`; `rounds` where its values need it."""
 
-    @vector_code(*(types.int64,) * 4)
-    def step(builder, packed, scales, out, digits):
-        vectors = values(builder, packed, scales, digits, half)
-        for j, vector in enumerate(_upper_halves(vectors) if half else vectors):
-            vector.store(builder.add(out, I64(4 * lanes_of(builder) * j)), streaming=streaming)
+    @vector_code(*(types.int64,) * 6)
+    def step(builder, packed, scales, out, digits, half, streaming):
+        def stored(vectors: list[Lanes]) -> None:
+            with builder.if_else(builder.trunc(streaming, ir.IntType(1))) as (past_caches, to_caches):
+                for way, past in ((past_caches, True), (to_caches, False)):
+                    with way:
+                        for j, vector in enumerate(vectors):
+                            place = builder.add(out, I64(4 * lanes_of(builder) * j))
+                            vector.store(place, streaming=past)
 
-    size = 2 if half else 4
+        vectors = values(builder, packed, scales, digits)
+        with builder.if_else(builder.trunc(half, ir.IntType(1))) as (narrow, wide):
+            with narrow:
+                stored(_upper_halves([_rounded(v) for v in vectors] if rounds else vectors))
+            with wide:
+                stored(vectors)
 
-    @kernel(inline="always")
-    def decode(packed, scales, out, steps, width, digits):
-        length = step_length()
-        for i in range(steps):
-            step(packed + width * i, scales + length // 32 * i, out + size * length * i, digits)
-
-    return decode
-
-
-_nibbles_float32, _stream_nibbles_float32, _nibbles_bfloat16, _stream_nibbles_bfloat16 = (
-    _decoder(_of_nibbles, half, streaming) for half in (False, True) for streaming in (False, True)
-)
-_bytes_float32, _stream_bytes_float32, _bytes_bfloat16, _stream_bytes_bfloat16 = (
-    _decoder(_of_bytes, half, streaming) for half in (False, True) for streaming in (False, True)
-)
+    return step
 
 
-@kernel(inline="always")
-def _decode_steps(packed, scales, out, steps, half, streaming, bits, digits):
-    width = step_length() * bits // 8
-    if bits == 8 and half and streaming:
-        _stream_bytes_bfloat16(packed, scales, out, steps, width, digits)
-    elif bits == 8 and half:
-        _bytes_bfloat16(packed, scales, out, steps, width, digits)
-    elif bits == 8 and streaming:
-        _stream_bytes_float32(packed, scales, out, steps, width, digits)
-    elif bits == 8:
-        _bytes_float32(packed, scales, out, steps, width, digits)
-    elif half and streaming:
-        _stream_nibbles_bfloat16(packed, scales, out, steps, width, digits)
-    elif half:
-        _nibbles_bfloat16(packed, scales, out, steps, width, digits)
-    elif streaming:
-        _stream_nibbles_float32(packed, scales, out, steps, width, digits)
-    else:
-        _nibbles_float32(packed, scales, out, steps, width, digits)
+_nibbles, _bytes = _step(_of_nibbles, rounds=False), _step(_of_bytes, rounds=True)
+
+
+class _Decoding(NamedTuple):
+    packed: int
+    scales: int
+    out: int
+    columns: int
+    """Elements of a row that are wanted."""
+    length: int
+    """Elements of a row."""
+    in_steps: int
+    """Whether tasks are the steps of one row, not rows."""
+    half: int
+    streaming: int
+    bits: int
+    """Of a held code."""
+    digits: int
+    """Address of the element's `Digits`."""
 
 
 @kernel(inline="always")
-def _decode_rows(packed, scales, out, rows, columns, length, half, streaming, room, bits, element):
-    """Decode `columns` of `length` elements of each row; rows of results follow each other."""
-    size = 2 if half else 4
-    step = step_length()
+def _decode_steps(packed, scales, out, steps, streaming, job):
+    length, size = step_length(), 2 if job.half else 4
+    for i in range(steps):
+        at, of_blocks, to = (
+            packed + length * job.bits // 8 * i,
+            scales + length // 32 * i,
+            out + size * length * i,
+        )
+        if job.bits == 8:
+            _bytes(at, of_blocks, to, job.digits, job.half, streaming)
+        else:
+            _nibbles(at, of_blocks, to, job.digits, job.half, streaming)
+
+
+@VectorNative
+def _decode(address, begin, end, room):
+    job, step = fields_at(address, _Decoding), step_length()
+    size, bits = 2 if job.half else 4, job.bits
+    rows, columns, first = end - begin, job.columns, begin * job.length
+    if job.in_steps:
+        rows, columns, first = min(end - begin, 1), min(end * step, columns) - begin * step, begin * step
+    out = job.out + (first if job.in_steps else begin * columns) * size
+    packed, scales = job.packed + first * bits // 8, job.scales + first // 32
     steps, rest = columns // step, columns % step
     codes, values = room + 64, room + 64 + LONGEST_STEP
     for r in range(rows):
-        p, s, o = packed + length * bits // 8 * r, scales + length // 32 * r, out + size * columns * r
+        p, s, o = packed + job.length * bits // 8 * r, scales + job.length // 32 * r, out + size * columns * r
         # A step reads and writes whole vectors, so the last elements go through scratch, in a second round: the code
         # of the steps a second time would compile slowly.
         for last in range(2 if rest else 1):
-            packed_at, scales_at, out_at, count, stream = p, s, o, steps, streaming
+            packed_at, scales_at, out_at, count, stream = p, s, o, steps, job.streaming
             if last:
                 blocks_left = -(-rest // 32)
                 copy_bytes(s + step // 32 * steps, room, blocks_left)
                 copy_bytes(p + step * bits // 8 * steps, codes, 4 * bits * blocks_left)
                 packed_at, scales_at, out_at, count, stream = codes, room, values, 1, 0
-            _decode_steps(packed_at, scales_at, out_at, count, half, stream, bits, element)
+            _decode_steps(packed_at, scales_at, out_at, count, stream, job)
             if last:
                 copy_bytes(values, o + size * step * steps, size * rest)
-
-
-class _Job(NamedTuple):
-    packed: int
-    scales: int
-    out: int
-    rows: int
-    columns: int
-    """Elements of a row that are wanted."""
-    length: int
-    """Elements of a row."""
-    half: int
-    streaming: int
-    room: int
-    bits: int
-    digits: int
-    """Address of the element's `Digits`."""
-
-
-_job_at = fields_at(_Job)
-
-
-@VectorNative
-def _dequantize_share(arguments, worker, workers):
-    job = _job_at(arguments)
-    out, rows, columns, size = job.out, job.rows, job.columns, 2 if job.half else 4
-    if rows > 1:
-        begin, end = share(rows, worker, workers)
-        columns_here, rows_here, first = columns, end - begin, begin * job.length
-        out += begin * columns * size
-    else:
-        step = step_length()
-        begin, end = share(-(-columns // step), worker, workers)
-        columns_here, rows_here, first = min(end * step, columns) - begin * step, 1, begin * step
-        out += first * size
-    _decode_rows(
-        job.packed + first * job.bits // 8, job.scales + first // 32, out, rows_here, columns_here, job.length,
-        job.half, job.streaming, job.room + worker * _ROOM, job.bits, job.digits,
-    )  # fmt: skip
 
 
 @cache
@@ -234,15 +212,16 @@ def dequantize(q: MXArray, dtype: str, target: Target) -> NDArray[Any]:
     if out.size:
         packed, scales = code_rows(q)
         rows, columns, length = len(packed), out.shape[-1], q.length
-        if columns == length:
-            rows, columns = 1, rows * length
+        in_steps = rows == 1 or columns == length
+        if in_steps:
+            columns = length = rows * columns if columns == length else columns
+            rows = -(-columns // target.step)
         streaming = out.nbytes >= _STREAMED_FROM and columns * out.itemsize % buffers.LINE == 0
-        _memory, room = scratch(out.size, _ROOM)
         digits = _written_digits(q.format.element)
-        job = _Job(
-            packed=address_of(packed), scales=address_of(scales), out=address_of(out), rows=rows,
-            columns=columns, length=length, half=half, streaming=streaming, room=room,
+        job = _Decoding(
+            packed=address_of(packed), scales=address_of(scales), out=address_of(out), columns=columns,
+            length=length, in_steps=in_steps, half=half, streaming=streaming,
             bits=held_bits(q.format.element), digits=address_of(digits),
         )  # fmt: skip
-        run_native(_dequantize_share.on(target), job, out.size)
+        run(_decode.on(target), job, rows, out.size, room=_ROOM)
     return np.moveaxis(out, -1, q.axis)

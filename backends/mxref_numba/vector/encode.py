@@ -2,7 +2,7 @@
 
 Codes have four bits (E2M1), or take a byte each, the sign on top. For the second kind the element format is a `Grid`,
 which each step reads from the first-level cache: all formats but E2M1 share this code, which waits for memory anyway.
-Codes of fewer than eight bits are packed afterwards (`scalar/packing.py`).
+Codes of fewer than eight bits are packed afterwards (`held_codes.py`).
 
 With 512 bits these are 128 elements, four blocks; with 256 bits 64, and with 128 bits 32. As many blocks go together
 because then every part fits one vector: their amax and scales (four lanes each, which is also where their 16 bytes
@@ -28,8 +28,8 @@ from numba import carray  # type: ignore[attr-defined]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from mxref_numba.kernels import kernel, numbers_at
-from mxref_numba.quantize_job import CONSTANT, EVEN, RANDOM_16, RANDOM_32, job_at
+from mxref_numba.kernels import fields_at, kernel, numbers_at
+from mxref_numba.quantize_job import CONSTANT, EVEN, RANDOM_16, RANDOM_32
 from mxref_numba.vector.block_lanes import (
     TOP_VALUE,
     GridLanes,
@@ -40,7 +40,7 @@ from mxref_numba.vector.block_lanes import (
     scale_codes,
     store_codes,
 )
-from mxref_numba.vector.flows import asked_ahead
+from mxref_numba.vector.flows import VectorJob, asked_ahead
 from mxref_numba.vector.lanes import (
     F32,
     I8,
@@ -302,15 +302,12 @@ def _rows_encoder(codes: Callable[..., Any], bits: int) -> Any:
     )
 
     @kernel(inline="always")
-    def encode(
-        source, source_step, half, rows, steps,
-        floor, floor_step, packed, packed_step, scales, scales_step, group, group_step, address,
-    ):  # fmt: skip
-        job, room = job_at(address), _halves()
+    def encode(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, address):
+        job, room = fields_at(address, VectorJob).job, _halves()
         ahead = asked_ahead(steps * step_length() * (2 if half else 4), source_step)
         for r in range(rows if steps else 0):
-            x, g = source + source_step * r, group + group_step * r
-            p, s = packed + packed_step * r, scales + scales_step * r
+            x, g = source + source_step * r, group + job.row_groups * r
+            p, s = packed + job.length * bits // 8 * r, scales + job.length // 32 * r
             if job.rounding == EVEN and half:
                 even_bfloat16(x, steps, ahead, floor, floor_step, p, s, g, job, room)
             elif job.rounding == EVEN:
@@ -329,31 +326,20 @@ _encode, _encode_bytes = _rows_encoder(_codes, 4), _rows_encoder(_byte_codes, 8)
 
 
 @VectorNative
-def encode_rows(
-    source, source_step, half, rows, steps,
-    floor, floor_step, packed, packed_step, scales, scales_step, group, group_step, job,
-):  # fmt: skip
-    """Encode the given number of steps of each row: float32, or bfloat16 if `half`, under RNE. Most arguments come in
-    pairs: the address of the first row's elements, codes or scales, and the bytes to the next row. For `group` the pair
-    is the random group of the first element and the groups to the next row. For `floor` it is the address of a vector
-    of int32, the least amax of a step's blocks, and the bytes to that of the next step.
+def encode_rows(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, job):
+    """Encode the given number of steps of each row: float32, or bfloat16 if `half`, under RNE.
+
+    `source`, `packed` and `scales` are addresses in the first row, and `group` is its first random group. Rows are
+    `source_step` bytes apart; where results of the next row lie follows from the job. `floor` is the address of a
+    vector of int32, the least amax of a step's blocks, and that of the next step is `floor_step` bytes further.
     """
-    _encode(
-        source, source_step, half, rows, steps,
-        floor, floor_step, packed, packed_step, scales, scales_step, group, group_step, job,
-    )  # fmt: skip
+    _encode(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, job)
 
 
 @VectorNative
-def encode_byte_rows(
-    source, source_step, half, rows, steps,
-    floor, floor_step, packed, packed_step, scales, scales_step, group, group_step, job,
-):  # fmt: skip
+def encode_byte_rows(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, job):
     """Do what `encode_rows` does, to codes of a byte each."""
-    _encode_bytes(
-        source, source_step, half, rows, steps,
-        floor, floor_step, packed, packed_step, scales, scales_step, group, group_step, job,
-    )  # fmt: skip
+    _encode_bytes(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, job)
 
 
 @VectorNative

@@ -1,4 +1,4 @@
-"""The ways on which elements reach the inner step of quantization, and in what portions: fields of a `Job`."""
+"""The ways on which elements reach the inner step of quantization, and in what portions: what a `VectorJob` adds."""
 
 # Kernels have no annotations: Numba infers their types.
 # mypy: allow-untyped-defs, allow-untyped-calls
@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
-from mxref.formats import BlockShape
-from mxref.plan import QuantPlan
 from mxref_numba.kernels import kernel
-from mxref_numba.quantize_job import BFLOAT16, EVEN, FLOAT32, WIDTH, Matrix, Result, Unit
+from mxref_numba.quantize_job import BFLOAT16, EVEN, FLOAT32, WIDTH, Job, Strides
 
 DIRECT, STAGED, PANEL, TURNED, COLUMNS = range(5)
 """How elements reach a step: unchanged; converted or transformed; gathered or transposed in a panel; not at all."""
@@ -26,12 +25,45 @@ RUN = 2048
 """Elements that are staged at once of a row: 8 KiB of float32."""
 
 
-def flow_of(m: Matrix) -> int:
+class Unit(NamedTuple):
+    """What is staged, or encoded, at once."""
+
+    rows: int
+    columns: int
+
+
+class Called(NamedTuple):
+    """Kernels of a target that are called by address, so that each is compiled once."""
+
+    step: int
+    """Elements of a step."""
+    fill: int
+    """`fill_panel`."""
+    stage: int
+    """`stage_row`."""
+    amax: int = 0
+    """`tile_amax`."""
+    encode: int = 0
+    """What encodes rows in the job's format."""
+    unit: int = 0
+    """What quantizes a unit."""
+
+
+class VectorJob(NamedTuple):
+    """A job, and how vectors do it."""
+
+    job: Job
+    flow: int
+    unit: Unit
+    called: Called
+
+
+def flow_of(layout: Strides) -> int:
     """Return how elements of a matrix get into staged rows."""
-    size = 4 if m.layout.kind == FLOAT32 else 2
-    if m.layout.column_step == size:
+    size = 4 if layout.kind == FLOAT32 else 2
+    if layout.column_step == size:
         return STAGED
-    return TURNED if m.layout.row_step == size else PANEL
+    return TURNED if layout.row_step == size else PANEL
 
 
 @cache
@@ -55,6 +87,36 @@ def unit_of(flow: int, n: int, tile: bool, k: int = 32) -> Unit:
     return Unit(1, RUN)
 
 
+def quantization_flow(job: Job) -> int:
+    """Return how elements of a matrix reach a step."""
+    kind, flow = job.layout.kind, flow_of(job.layout)
+    if flow == TURNED and _runs_along_memory(job):
+        return COLUMNS
+    if flow != STAGED:
+        return flow
+    if job.layout.columns != job.length:
+        return PANEL
+    as_it_is = kind == FLOAT32 or (kind == BFLOAT16 and job.rounding == EVEN)
+    return DIRECT if as_it_is and job.transform.n == 1 and not job.tile else STAGED
+
+
+def _runs_along_memory(job: Job) -> bool:
+    """Return whether vectors across blocks serve a turned matrix: the usual treatments of whole vectors."""
+    plain = job.rounding == EVEN and not job.tile and job.bits == 4
+    whole = job.rows % _COLUMN_ROWS == job.length % COLUMN_LINES == 0 and job.layout.columns == job.length
+    return plain and whole and job.transform.n in (1, 16) and job.layout.kind in (FLOAT32, BFLOAT16)
+
+
+def joined(job: Job) -> Job:
+    """Return the job with its rows as one, if they are one long row, in memory and in the random groups."""
+    layout, length = job.layout, job.length
+    groups_join = not job.key or (not job.row_indices and job.row_groups * job.per_call == length)
+    if job.tile or not groups_join or layout.row_step != layout.column_step * layout.columns:
+        return job
+    whole = job.rows * length
+    return job._replace(layout=layout._replace(columns=whole), rows=1, length=whole)
+
+
 _AHEAD = 8192
 """Distance in bytes at which elements are prefetched; the CPU's own prefetcher alone is slower."""
 
@@ -66,53 +128,6 @@ def asked_ahead(run, row_step):
 
 
 @kernel(inline="always")
-def panel_pitch(job):
+def panel_pitch(unit):
     """Return the bytes between the rows of a panel: a power of two would make them compete for cache sets."""
-    return 4 * job.unit.columns + 64
-
-
-class VectorResult(Result):
-    """The results of a planned quantization on vectors."""
-
-    def __init__(self, plan: QuantPlan, encode: int, whole: bool) -> None:
-        """Make room for the results.
-
-        Args:
-            plan: the quantization.
-            encode: address of the `Native` that encodes rows in the plan's format.
-            whole: whether rows without a gap between them may be joined to one.
-        """
-        super().__init__(plan, encode)
-        self._whole = whole
-
-    def moved(self, m: Matrix) -> tuple[int, Unit, bool]:
-        """Return how elements of a matrix reach a step, in what units, and whether its rows are joined to one."""
-        flow = self._flow(m)
-        unit = unit_of(flow, self.transform.n, bool(self.job.tile), self.job.k)
-        return flow, unit, self._whole and flow <= STAGED and self._joins(m)
-
-    def _flow(self, m: Matrix) -> int:
-        kind, flow = m.layout.kind, flow_of(m)
-        if flow == TURNED and self._runs_along_memory(m):
-            return COLUMNS
-        if flow != STAGED:
-            return flow
-        if m.layout.columns != self.plan.length:
-            return PANEL
-        as_it_is = kind == FLOAT32 or (kind == BFLOAT16 and self.job.rounding == EVEN)
-        in_steps = self.transform.n == 1 and self.plan.spec.block is BlockShape.ROW
-        return DIRECT if as_it_is and in_steps else STAGED
-
-    def _runs_along_memory(self, m: Matrix) -> bool:
-        """Return whether vectors across blocks serve a turned matrix: the usual treatments of whole vectors."""
-        plain = self.job.rounding == EVEN and self.plan.spec.block is BlockShape.ROW and self.job.bits == 4
-        length = self.plan.length
-        whole = m.rows % _COLUMN_ROWS == length % COLUMN_LINES == 0 and m.layout.columns == length
-        return plain and whole and self.transform.n in (1, 16) and m.layout.kind in (FLOAT32, BFLOAT16)
-
-    def _joins(self, m: Matrix) -> bool:
-        """Return whether a matrix is one long row, in memory and in the random groups."""
-        columns, layout = m.layout.columns, m.layout
-        groups_join = self.table.size == 0 or (not self.rows.size and self.plan.global_length == columns)
-        along = layout.row_step == layout.column_step * columns
-        return self.plan.spec.block is BlockShape.ROW and along and groups_join
+    return 4 * unit.columns + 64

@@ -12,7 +12,7 @@ are in memory. The order of these sums is the reference's: the bits depend on it
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -22,15 +22,17 @@ from numpy.typing import NDArray
 
 from mxref.steps.hadamard import Rotation
 from mxref_numba import buffers
-from mxref_numba.kernels import Native, address_of, fields_at, share, unsigned_at, written
-from mxref_numba.quantize_job import BFLOAT16, FLOAT32, Job, job_at, matrices, transform_of
+from mxref_numba.kernels import Native, address_of, call, fields_at, unsigned_at
+from mxref_numba.quantize_job import BFLOAT16, FLOAT32, Job, matrices, transform_of
 from mxref_numba.scalar.panels import load_panel
-from mxref_numba.threads import run_native, scratch
+from mxref_numba.threads import run
 from mxref_numba.vector.flows import (
     PANEL,
     PANEL_BYTES,
     STAGED,
     TURNED,
+    Called,
+    VectorJob,
     asked_ahead,
     flow_of,
     panel_pitch,
@@ -49,7 +51,7 @@ from mxref_numba.vector.lanes import (
     splat,
     vector_code,
 )
-from mxref_numba.vector.target import Target, VectorNative, call_5, call_7, copy_bytes, lanes_of, step_length
+from mxref_numba.vector.target import Target, VectorNative, copy_bytes, lanes_of, step_length
 
 _GROUP = 16
 """Elements that are transformed in registers."""
@@ -126,10 +128,10 @@ def fill_panel(address, row, column, height, width, panel, ahead):
 
     Meanwhile the elements `ahead` bytes further are prefetched, for example those of the next panel.
     """
-    job = job_at(address)
-    layout, pitch, side = job.layout, panel_pitch(job), step_length() // 8
+    job, flow, unit, _ = fields_at(address, VectorJob)
+    layout, pitch, side = job.layout, panel_pitch(unit), step_length() // 8
     row_step, column_step, kind = layout.row_step, layout.column_step, layout.kind
-    if job.flow != TURNED or height % side or width % side or column + width > layout.columns:
+    if flow != TURNED or height % side or width % side or column + width > layout.columns:
         load_panel(layout, row, column, height, width, carray(unsigned_at(panel), (height, pitch // 4)))
         return
     start = layout.address + row * row_step + column * column_step
@@ -203,21 +205,22 @@ def _across(builder, first, second, factor):
 
 
 @VectorNative
-def stage_row(address, kind, target, count, job):
+def stage_row(source, kind, target, count, address):
     """Store a run of `count` elements, a multiple of 16 and of n, in float32, transformed by the job's rotation."""
-    layout, (n, signs, norm) = job_at(job).layout, job_at(job).transform
+    job = fields_at(address, VectorJob).job
+    layout, (n, signs, norm) = job.layout, job.transform
     ahead = asked_ahead(count * (4 if kind == FLOAT32 else 2), layout.row_step)
     inside = min(n, 16)
     factor = norm if n <= 16 else np.float32(1.0)
     if kind == FLOAT32:
         for i in range(0, count, 16):
-            _stage_float32(address + 4 * i, ahead, target + 4 * i, inside, signs + 4 * (i & 255), factor)
+            _stage_float32(source + 4 * i, ahead, target + 4 * i, inside, signs + 4 * (i & 255), factor)
     elif kind == BFLOAT16:
         for i in range(0, count, 16):
-            _stage_bfloat16(address + 2 * i, ahead, target + 4 * i, inside, signs + 4 * (i & 255), factor)
+            _stage_bfloat16(source + 2 * i, ahead, target + 4 * i, inside, signs + 4 * (i & 255), factor)
     else:
         for i in range(0, count, 16):
-            _stage_float16(address + 2 * i, ahead, target + 4 * i, inside, signs + 4 * (i & 255), factor)
+            _stage_float16(source + 2 * i, ahead, target + 4 * i, inside, signs + 4 * (i & 255), factor)
     h = 16
     while h < n:
         factor = norm if 2 * h == n else np.float32(1.0)
@@ -227,25 +230,11 @@ def stage_row(address, kind, target, count, job):
         h *= 2
 
 
-class _Work(NamedTuple):
-    fill: int
-    """Address of `fill_panel`."""
-    stage: int
-    """Address of `stage_row`."""
-    job: int
-    panels: int
-
-
-_work_at = fields_at(_Work)
-
-
 @Native
-def _hadamard_share(arguments, worker, workers):
-    work = _work_at(arguments)
-    job, panel = job_at(work.job), work.panels + worker * PANEL_BYTES
-    layout, unit, rows, length, pitch = job.layout, job.unit, job.rows, job.length, panel_pitch(job)
+def _transform_units(address, begin, end, panel):
+    job, flow, unit, called = fields_at(address, VectorJob)
+    layout, rows, length, pitch = job.layout, job.rows, job.length, panel_pitch(unit)
     across = -(-length // unit.columns)
-    begin, end = share(-(-rows // unit.rows) * across, worker, workers)
     for task in range(begin, end):
         row, column = task // across * unit.rows, task % across * unit.columns
         height, width = min(unit.rows, rows - row), min(unit.columns, length - column)
@@ -253,15 +242,15 @@ def _hadamard_share(arguments, worker, workers):
         source, step, kind = (
             layout.address + row * layout.row_step + column * layout.column_step, layout.row_step, layout.kind
         )  # fmt: skip
-        if job.flow >= PANEL:
-            call_7(work.fill, work.job, row, column, height, whole, panel, height * step)
+        if flow >= PANEL:
+            call(called.fill, (address, row, column, height, whole, panel, height * step))
             source, step, kind = panel, pitch, FLOAT32
         for r in range(height):
             target = job.codes + 4 * ((row + r) * length + column)
             if whole == width:
-                call_5(work.stage, source + step * r, kind, target, width, work.job)
+                call(called.stage, (source + step * r, kind, target, width, address))
             else:  # transformed in the panel, which holds zeros behind the row's end
-                call_5(work.stage, source + step * r, kind, panel + pitch * r, whole, work.job)
+                call(called.stage, (source + step * r, kind, panel + pitch * r, whole, address))
                 copy_bytes(panel + pitch * r, target, 4 * width)
 
 
@@ -280,14 +269,13 @@ def hadamard(x: NDArray[Any], rotation: Rotation, axis: int, target: Target) -> 
     length = x.shape[axis]
     out = buffers.empty((*x.shape[:axis], *x.shape[axis + 1 :], length), np.float32)
     transform, _signs = transform_of(rotation)  # whose address the transform holds
+    called = Called(target.step, fill_panel.on(target).address, stage_row.on(target).address)
     for m in matrices(x, axis):
-        flow = flow_of(m)
+        flow = flow_of(m.layout)
         if flow == STAGED and length % 16:
             flow = PANEL
-        _panels, panels = scratch(m.rows * length, PANEL_BYTES)
-        result = address_of(out) + 4 * m.first_row * length
-        unit = unit_of(flow, rotation.n, False)
-        job = written(Job(m.layout, result, m.rows, length, transform, flow, unit))
-        work = _Work(fill_panel.on(target).address, stage_row.on(target).address, address_of(job), panels)
-        run_native(_hadamard_share, work, m.rows * length)
+        result, unit = address_of(out) + 4 * m.first_row * length, unit_of(flow, rotation.n, False)
+        job = VectorJob(Job(m.layout, result, m.rows, length, transform), flow, unit, called)
+        units = -(-m.rows // unit.rows) * -(-length // unit.columns)
+        run(_transform_units, job, units, m.rows * length, room=PANEL_BYTES)
     return np.moveaxis(out, -1, axis)

@@ -19,7 +19,6 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import carray  # type: ignore[attr-defined]
 from numba.core import types
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
@@ -29,7 +28,7 @@ from numba.extending import intrinsic
 
 from mxref_numba.kernels import Native, bytes_at, kernel
 from mxref_numba.path import KernelPath
-from mxref_numba.vector.lanes import I64, Avx2, Avx512, Instructions, vector_code
+from mxref_numba.vector.lanes import I64, Avx2, Avx512, Instructions
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +156,7 @@ class VectorNative(Native):
     """A `Native` that may use vectors: each target has its own.
 
     Numba compiles a kernel again into every kernel that calls it. A `Native` that is called by its address, with
-    `call_5` and the like, is compiled once.
+    `call`, is compiled once.
     """
 
     def __init__(self, function: Callable[..., None], target: Target | None = None) -> None:
@@ -183,18 +182,6 @@ class VectorNative(Native):
         own.__qualname__, own.__module__ = f"{f.__qualname__}_{target.name}", f.__module__
         compiler = compiler_for(target, own.__name__)
         return kernel(no_cfunc_wrapper=False, pipeline_class=compiler, codegen=target.codegen())(own)
-
-
-def _caller(count: int) -> Any:
-    @vector_code(*(types.int64,) * (1 + count))
-    def call(builder, address, *arguments):
-        function = ir.FunctionType(ir.VoidType(), [I64] * count)
-        builder.call(builder.inttoptr(address, function.as_pointer()), arguments)
-
-    return call
-
-
-call_5, call_7, call_9, call_14 = map(_caller, (5, 7, 9, 14))
 
 
 @kernel(inline="always")

@@ -19,7 +19,9 @@ from mxref import OperandSpec, ScaleRule, SignPolicy, Stream, get_backend
 from mxref.placement import Placement
 from mxref_numba import buffers, path, threads
 from mxref_numba.backend import NumbaBackend
-from mxref_numba.vector import flows as ways
+from mxref_numba.quantize_job import Job
+from mxref_numba.vector import units
+from mxref_numba.vector.flows import COLUMNS, TURNED
 from mxref_numba.vector.target import TARGETS
 
 REFERENCE = get_backend("reference")
@@ -74,13 +76,13 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> Guarded:
 def flows(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """How elements went to the kernels, filled meanwhile."""
     found: set[int] = set()
-    before = ways.VectorResult._flow
+    before = units.quantization_flow
 
-    def flow(self: ways.VectorResult, m: Any) -> int:
-        found.add(before(self, m))
-        return before(self, m)
+    def flow(job: Job) -> int:
+        found.add(before(job))
+        return before(job)
 
-    monkeypatch.setattr(ways.VectorResult, "_flow", flow)
+    monkeypatch.setattr(units, "quantization_flow", flow)
     return found
 
 
@@ -139,7 +141,7 @@ def test_blocks_across_memory(
         for backend in KERNELS:
             check(backend.quantize(x, spec, axis=axis, placement=PLACE), expected)
             guarded.check()
-    assert flows == {ways.COLUMNS if along else ways.TURNED}
+    assert flows == {COLUMNS if along else TURNED}
 
 
 @pytest.mark.parametrize("shape", [(128, 16), (128, 48), (256, 1040), (130, 48), (128, 33), (1, 16)])
@@ -162,7 +164,7 @@ def test_one_line_that_is_all_lines(guarded: Guarded, flows: set[int]) -> None:
     for backend in KERNELS:
         check(backend.quantize(x, PLAIN, axis=0), REFERENCE.quantize(x, PLAIN, axis=0))
     guarded.check()
-    assert flows == {ways.COLUMNS}
+    assert flows == {COLUMNS}
 
 
 @pytest.mark.parametrize("shape", [(0, 16), (128, 0), (128, 0, 16)])

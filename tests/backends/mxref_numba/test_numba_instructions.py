@@ -217,7 +217,7 @@ def _matches(name: str, of: KernelPath, instructions: type = Avx2, dots: type = 
     made = native.dispatcher()
     made._cache = NullCache()  # a fault must not be kept
     KERNELS.remove(made)  # it is none of the package's
-    native.__dict__["compiled"] = made.get_compile_result(types.void(*native._types))
+    native.__dict__["compiled"] = made.get_compile_result(types.void(*native.types))
     expected = operation.expected(a, b)
     found = np.zeros(target.bits // 8 // expected.itemsize, expected.dtype)
     ctypes.CFUNCTYPE(None, *(ctypes.c_int64,) * 3)(native.address)(*map(address_of, (a, b, found)))

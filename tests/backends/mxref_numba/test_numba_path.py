@@ -16,7 +16,7 @@ from mxref import OperandSpec, discovery, get_backend
 from mxref.errors import BackendError, SettingError
 from mxref_numba import path
 from mxref_numba.backend import NumbaBackend, backend, portable
-from mxref_numba.gemm.packed_tiles import _multiply_share
+from mxref_numba.gemm.packed_tiles import _multiply_groups
 from mxref_numba.kernels import KERNELS
 from mxref_numba.path import KernelPath
 from mxref_numba.vector.columns import encode_columns
@@ -135,7 +135,7 @@ def compiled(kernel: VectorNative, target: Target) -> str:
     made = kernel.on(target).dispatcher()
     made._cache = NullCache()
     KERNELS.remove(made)  # it is none of the package's
-    made.compile(kernel._types)
+    made.compile(kernel.types)
     (overload,) = made.overloads.values()
     text: str = overload.library.get_asm_str()
     return text
@@ -150,7 +150,7 @@ def instructions(code: str) -> Counter[str]:
 @pytest.mark.skipif(KernelPath.AVX2 not in path.available(), reason="the CPU, as Numba sees it, has no avx2")
 @pytest.mark.parametrize(
     "kernel",
-    [encode_rows, encode_columns, stage_row, _multiply_share],
+    [encode_rows, encode_columns, stage_row, _multiply_groups],
     ids=["encode", "columns", "stage", "gemm"],
 )
 def test_code_that_runs_on_avx2_has_no_other_instruction(kernel: VectorNative) -> None:
