@@ -144,12 +144,12 @@ def trained(model: Any, handle: Any, dtype: torch.dtype, held: bool = False) -> 
     """
     found: dict[str, Any] = {}
     for step in STEPS:
-        handle.step, handle.global_tokens = step, TOKENS
+        handle.step, handle.context.global_tokens = step, TOKENS
         with weights_held(handle) if held else nullcontext():
             for origin, x, dy in batches(step, dtype):
-                handle.token_origin = origin
+                handle.context.token_origin = origin
                 y = model(x)
-                handle.sole_uses = sole_uses(y)
+                handle.context.sole_uses = sole_uses(y)
                 y.backward(dy)
                 found |= {f"{step} {origin} Y": numbers(y), f"{step} {origin} dX": numbers(x.grad)}
         for name, weight in model.named_parameters():

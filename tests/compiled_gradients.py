@@ -79,7 +79,7 @@ def gradients(
     """Return the gradients of two steps, by Parameter and step; the census is checked in both."""
     torch.manual_seed(0)
     model: Any = Model(width).to(device)
-    context = convert(model, recipe_of(recipe), backend=backend, seed=1)
+    context = convert(model, recipe_of(recipe), backend=backend, seed=1).context
     names = dict(model.named_parameters())
     if compiled and part == "block":
         for number, block in enumerate(model.blocks):

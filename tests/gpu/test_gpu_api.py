@@ -87,7 +87,7 @@ def trained(recipe: Any, way: Any, autocast: bool) -> tuple[Handle, dict[str, to
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     handle.follow(optimizer)
     for step in range(2):
-        handle.reset_census()
+        handle.context.reset_census()
         for part in range(2):
             ids = torch.randint(64, (2, 64), generator=torch.Generator().manual_seed(2 * step + part)).cuda()
             with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):

@@ -88,7 +88,7 @@ def test_losses_are_the_references(name, tmp_path, cases):
 def test_operators_pass_torchs_own_checks(profile):
     key = operators.register_backend(get_backend("triton"))
     place, stream, other = (
-        operators.step_place(1, 32, 128),
+        operators.batch_place(1, 32, 128),
         operators.stream_words(7, 2, 0),
         operators.stream_words(7, 2, 5),
     )
@@ -100,7 +100,7 @@ def test_operators_pass_torchs_own_checks(profile):
         (blocks.quantize, (x, place, key, spec, 1, stream, operators.WHOLE, True)),
         (
             blocks.quantize,
-            (x[:41].bfloat16().t(), operators.step_place(0), key, rotated, 0, stream, operators.WHOLE, True),
+            (x[:41].bfloat16().t(), operators.batch_place(0), key, rotated, 0, stream, operators.WHOLE, True),
         ),
         (blocks.quantize_dual, (x, place, key, spec, rotated, stream, other, operators.WHOLE, False)),
     ]

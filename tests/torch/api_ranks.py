@@ -28,10 +28,10 @@ def alone() -> list[torch.Tensor]:
     """Train in one process: what each rank has is a micro-batch at the place of that rank."""
     model, handle = converted()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    handle.global_tokens = 1 << 30
+    handle.context.global_tokens = 1 << 30
     for step in range(STEPS):
         for rank in range(2):
-            handle.token_origin = rank << 29
+            handle.context.token_origin = rank << 29
             (loss_of(model, batch(2 * step + rank)) / 2).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -44,7 +44,7 @@ def train(model: Any, handle: Handle, rank: int, recipe: Any = SR) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     handle.follow(optimizer)
     for step in range(STEPS):
-        handle.reset_census()
+        handle.context.reset_census()
         loss_of(model, batch(2 * step + rank)).backward()
         check_census(handle, model, recipe)
         optimizer.step()

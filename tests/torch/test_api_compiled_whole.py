@@ -65,7 +65,7 @@ def test_steps_of_several_micro_batches_and_evaluations_are_one_graph_each() -> 
             loss = run(X).square().mean()
             with torch.no_grad():
                 run(X)
-            origins.append(handle.token_origin)
+            origins.append(handle.context.token_origin)
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -81,8 +81,8 @@ def test_passes_that_draw_nothing_or_are_placed_by_hand_and_copies_are_not_refus
     assert torch.equal(run(X), run(X))
     run, handle, _ = followed(SR)
     outputs = []
-    for handle.token_origin in (0, 32):
-        handle.global_tokens = 64
+    for handle.context.token_origin in (0, 32):
+        handle.context.global_tokens = 64
         outputs.append(run(X))
     assert not torch.equal(*outputs)
     run, handle, _ = followed(SR)

@@ -81,7 +81,7 @@ def test_a_conv1d_computes_as_a_linear_layer_and_keeps_its_parameters(recipe: An
             x = torch.randn(37, 32, generator=torch.Generator().manual_seed(step), requires_grad=True)
             for _ in range(2):  # the second micro-batch may add to the gradient in place
                 loss = (y := model(x)).square().mean()
-                handle.sole_uses = sole_uses(loss)
+                handle.context.sole_uses = sole_uses(loss)
                 loss.backward()
             assert all(p.grad.shape == p.shape for p in model.parameters())
             weights = [p.grad.t() if conv and p.dim() == 2 else p.grad for p in model.parameters()]

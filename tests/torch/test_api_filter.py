@@ -99,7 +99,7 @@ def test_an_encoder_layer_reads_its_weights_itself_in_evaluation() -> None:
         handle = convert(model, ALL, filter_fn="layer.linear?", backend=REFERENCE)
     with torch.no_grad():
         model.layer(torch.ones(2, 4, 32))
-    assert sum(handle.census.values()) == 2
+    assert sum(handle.context.census.values()) == 2
 
 
 @pytest.mark.skipif(not hasattr(nn, "LinearCrossEntropyLoss"), reason="newer PyTorch")

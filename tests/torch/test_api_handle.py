@@ -41,7 +41,7 @@ def test_a_followed_loop_takes_the_steps_of_one_that_counts_itself(recipe: Any) 
     assert handle.step == handle.context.step == 3
     by_hand, other, optimizer = started(recipe)
     for other.step in range(3):
-        other.token_origin, other.global_tokens = 0, 1 << 30
+        other.context.token_origin, other.context.global_tokens = 0, 1 << 30
         train(by_hand, optimizer, range(other.step, other.step + 1))
         advance(by_hand)
     assert_same(dict(model.named_parameters()), dict(by_hand.named_parameters()))
@@ -110,12 +110,12 @@ def test_equal_micro_batches_draw_different_bits_however_they_run() -> None:
 def test_a_place_that_is_set_by_hand_stays() -> None:
     model, handle, optimizer = started()
     handle.follow(optimizer)
-    handle.global_tokens = 64
-    for handle.token_origin in (0, 32):
+    handle.context.global_tokens = 64
+    for handle.context.token_origin in (0, 32):
         loss_of(model, batch(0)).backward()
-    assert (handle.token_origin, handle.global_tokens) == (32, 64)
+    assert (handle.context.token_origin, handle.context.global_tokens) == (32, 64)
     optimizer.step()
-    assert (handle.step, handle.token_origin, handle.global_tokens) == (1, 32, 64)
+    assert (handle.step, handle.context.token_origin, handle.context.global_tokens) == (1, 32, 64)
 
 
 def test_short_micro_batches_begin_at_whole_blocks() -> None:
@@ -123,7 +123,7 @@ def test_short_micro_batches_begin_at_whole_blocks() -> None:
     handle.follow(optimizer)
     origins = []
     for _ in range(3):
-        origins.append(handle.token_origin)
+        origins.append(handle.context.token_origin)
         loss_of(model, batch(0, 10)).backward()
     assert origins == [0, 32, 64]
 
@@ -133,7 +133,7 @@ def test_ranks_draw_bits_of_their_own_and_too_many_tokens_are_refused() -> None:
     with pytest.raises(LayerError, match="rank = 2 of ranks = 2: a rank is from 0"):
         handle.follow(optimizer, rank=2, ranks=2)
     handle.follow(optimizer, rank=1, ranks=1 << 20)
-    assert handle.token_origin == (1 << 30) // (1 << 20) // 256 * 256 == 1024
+    assert handle.context.token_origin == (1 << 30) // (1 << 20) // 256 * 256 == 1024
     for _ in range(2):
         loss_of(model, batch(0, 512)).backward()
     handle._follower._tokens = 32
@@ -345,10 +345,10 @@ def test_the_handle_shows_its_layers() -> None:
 
 def test_the_census_of_a_handle_knows_its_layers() -> None:
     model, handle, _ = started(SR, filter_fn="blocks.*")
-    handle.reset_census()
+    handle.context.reset_census()
     loss_of(model, batch(0)).backward()
     check_census(handle, model, SR)
-    assert sum(handle.census.values()) == 12
+    assert sum(handle.context.census.values()) == 12
     with pytest.raises(LayerError, match="not converted: lm_head"):
         check_census(handle.context, model, SR)
 
@@ -362,11 +362,11 @@ def test_a_copy_has_a_handle_of_its_own() -> None:
     assert own.context is not handle.context
     followed = torch.optim.SGD(twin.parameters(), lr=0.1)
     own.follow(followed)
-    own.reset_census()
-    handle.reset_census()
+    own.context.reset_census()
+    handle.context.reset_census()
     loss_of(twin, batch(5)).backward()
     check_census(own, twin, SR)
-    assert not handle.census
+    assert not handle.context.census
     loss_of(model, batch(5)).backward()
     assert_same(grads(twin), grads(model))
     followed.step()
@@ -386,13 +386,13 @@ def test_a_skipped_step_is_no_step_whoever_skips_it(fused: bool) -> None:
     seen = []
     for bad in (False, True, False):
         scaler.scale(loss_of(model, batch(0))).backward()
-        seen.append((handle.step, handle.token_origin))
+        seen.append((handle.step, handle.context.token_origin))
         if bad:
             model.lm_head.weight.grad[0, 0] = torch.inf
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-    tokens = handle.token_origin
+    tokens = handle.context.token_origin
     assert (handle.step, tokens) == (2, 0)
     assert [step for step, _ in seen] == [0, 1, 1]
     # The repeated step draws other bits than the one that was skipped.
@@ -405,8 +405,15 @@ def test_a_skipped_step_is_no_step_whoever_skips_it(fused: bool) -> None:
 )
 def test_a_place_in_training_is_whole_and_not_negative(name: str, wrong: Any) -> None:
     _, handle, _ = started()
-    before = getattr(handle, name)
-    for owner in (handle, handle.context):
+    before = getattr(handle.context, name)
+    for owner in (handle, handle.context) if name == "step" else (handle.context,):
         with pytest.raises(LayerError, match=f"{name} = {wrong!r}, but it must be a whole number from"):
             setattr(owner, name, wrong)
-    assert getattr(handle, name) == before
+    assert getattr(handle.context, name) == before
+
+
+def test_what_belongs_to_the_context_is_not_set_on_the_handle() -> None:
+    _, handle, _ = started()
+    for name in ("token_origin", "global_tokens", "sole_uses"):
+        with pytest.raises(AttributeError, match=name):
+            setattr(handle, name, 0)

@@ -160,7 +160,7 @@ def test_a_recomputation_at_another_place_is_refused(reentrant: bool) -> None:
     handle.follow(torch.optim.SGD(model.parameters(), lr=0.1))
     hidden = [torch.ones(32, 32, requires_grad=True) for _ in range(2)]
     losses = [checkpoint(model.blocks, x, use_reentrant=reentrant).sum() for x in hidden]
-    handle.token_origin = 64
+    handle.context.token_origin = 64
     if reentrant:  # torch computes forward and backward anew: gradients of another forward pass
         losses[0].backward()
         return
@@ -191,14 +191,14 @@ def test_a_compiled_model_is_followed_as_an_eager_one(recipe: Any, part: str) ->
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         handle.follow(optimizer)
         for step in range(2):
-            handle.reset_census()
+            handle.context.reset_census()
             for number in range(2):
                 loss_of(run, batch(2 * step + number)).backward()
             check_census(handle, run, recipe, 2)
-            assert handle.token_origin == 64
+            assert handle.context.token_origin == 64
             optimizer.step()
             optimizer.zero_grad()
-        assert (handle.step, handle.token_origin) == (2, 0)
+        assert (handle.step, handle.context.token_origin) == (2, 0)
         found.append([p.detach() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
@@ -225,7 +225,7 @@ from mxref_torch import Handle, check_census
 model = torch.load(sys.argv[1], weights_only=False)
 handle = Handle(model)
 assert handle.step == 1
-handle.reset_census()
+handle.context.reset_census()
 loss_of(model, batch(1)).backward()
 check_census(handle, model, SR)
 assert_same(grads(model), torch.load(sys.argv[2]))

@@ -36,7 +36,8 @@ class Loop:
     def __init__(self, recipe: Any = SR) -> None:
         torch.manual_seed(0)
         self.model: nn.Module = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32))
-        self.context = convert(self.model, recipe, backend=get_backend("reference"), seed=1)
+        self.handle = convert(self.model, recipe, backend=get_backend("reference"), seed=1)
+        self.context = self.handle.context
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.run: Callable[[torch.Tensor], torch.Tensor] = self.model
         self.x = torch.randn(32, 32, generator=torch.Generator().manual_seed(1))
@@ -183,7 +184,7 @@ def test_a_loop_that_neither_closes_nor_numbers_its_steps_is_warned_once(recipe:
 def test_weights_that_change_within_a_followed_step_are_no_cause_for_a_warning() -> None:
     loop = Loop(FIXED)
     searching = torch.optim.LBFGS(loop.model.parameters(), max_iter=3)
-    loop.context.follow(searching)
+    loop.handle.follow(searching)
 
     def closure() -> torch.Tensor:
         searching.zero_grad()

@@ -32,12 +32,12 @@ def built(recipe, steps=STEPS):
     return model, convert(model, recipe, backend=get_backend("reference"), seed=7, steps=steps)
 
 
-def step(model, context, number, close=advance):
+def step(model, handle, number, close=advance):
     """Run forward and backward of a step, change the weights, and return everything that was computed."""
     torch.manual_seed(100 + number)
     x = torch.randn(32, 32, requires_grad=True)
-    context.step = number
-    context.reset_census()
+    handle.step = number
+    handle.context.reset_census()
     model.zero_grad()
     y = model(x)
     y.square().mean().backward()
@@ -54,24 +54,24 @@ def same(mine, theirs):
 
 def test_every_step_is_that_of_a_model_converted_to_the_recipe_of_its_phase():
     plan = recipe_from_table(PLAN)
-    model, context = built(plan)
+    model, handle = built(plan)
     for span in plan.spans(STEPS):
         other = copy.deepcopy(model)
-        other_context = convert(other, span.recipe, backend=get_backend("reference"), seed=7)
+        other_handle = convert(other, span.recipe, backend=get_backend("reference"), seed=7)
         if span.first == 4:  # the only layer that goes on with an equal recipe
             other[1].fp8.scale.copy_(model[1].fp8.scale)
         for number in range(span.first, span.end):
-            assert same(step(model, context, number), step(other, other_context, number))
-            check_census(context, model, span.recipe)
-            assert context.schedule.span == span
+            assert same(step(model, handle, number), step(other, other_handle, number))
+            check_census(handle, model, span.recipe)
+            assert handle.context.schedule.span == span
     assert all(p.dtype is torch.float32 for p in model.parameters())
 
 
 def test_the_formats_of_each_layer_and_phase():
-    model, context = built(recipe_from_table(PLAN))
+    model, handle = built(recipe_from_table(PLAN))
     seen = []
     for number in range(STEPS):
-        context.step = number
+        handle.step = number
         seen.append(" ".join(f"{m.recipe.fprop.x.format}/{m.recipe.wgrad.x.format}" for m in model))
     fp8 = " ".join(["fp8/fp8"] * 5)  # the shipped recipe keeps lm_head alone in BF16
     main = "mxfp4/mxfp4 fp8/fp8 mxfp4/mxfp4 mxfp4/mxfp4 bf16/bf16"
@@ -113,15 +113,15 @@ def test_a_state_that_does_not_fit_leaves_the_step_where_it_is():
 def test_fp8_scales_start_anew_where_the_recipe_of_a_layer_changes_and_go_on_where_it_does_not():
     table = {**PLAN, "schedule": [{"until": 2, "recipe": {"all": {"format": "fp8"}, "gemm": "exact"}}]}
     table["layers"] = [{"match": ["1"], "recipe": {"all": {"format": "fp8"}, "gemm": "exact"}}]
-    model, context = built(recipe_from_table(table))
-    step(model, context, 0)
-    step(model, context, 1)
+    model, handle = built(recipe_from_table(table))
+    step(model, handle, 0)
+    step(model, handle, 1)
     held = model[1].fp8.scale.clone()
-    context.step = 2
+    handle.step = 2
     assert held.all()
     assert torch.equal(model[1].fp8.scale, held)
     assert not hasattr(model[0], "fp8")
-    context.step = 1
+    handle.step = 1
     assert not model[0].fp8.scale.any()
 
 
@@ -135,17 +135,17 @@ def test_a_copy_follows_the_schedule_by_itself():
 
 @pytest.mark.parametrize("recipe", [PLAN, {**PLAN, "schedule": [{"until": 2, "recipe": "bf16"}]}])
 def test_a_step_that_does_not_move_on_is_refused(recipe):
-    model, context = built(recipe_from_table(recipe))
-    step(model, context, 0)
+    model, handle = built(recipe_from_table(recipe))
+    step(model, handle, 0)
     with pytest.raises(
         StepError, match="the recipe's schedule uses the number of the step, and step 0 was already trained"
     ):
-        step(model, context, 0)
-    model, context = built(recipe_from_table(recipe))
+        step(model, handle, 0)
+    model, handle = built(recipe_from_table(recipe))
     model(torch.randn(32, 32)).sum().backward()
     with pytest.raises(StepError, match=r"after mxref_torch.advance"):
-        context.step = 2
-    assert context.step == 0
+        handle.step = 2
+    assert handle.step == 0
 
 
 def test_what_does_not_fit_is_refused_before_the_first_step():
@@ -164,10 +164,10 @@ def test_what_does_not_fit_is_refused_before_the_first_step():
 
 
 def test_the_census_asks_for_a_step():
-    model, context = built(recipe_from_table(PLAN))
-    step(model, context, 0)
+    model, handle = built(recipe_from_table(PLAN))
+    step(model, handle, 0)
     with pytest.raises(LayerError, match="has a schedule: choose the step"):
-        check_census(context, model, recipe_from_table(PLAN))
-    check_census(context, model, load_recipe("fp8"))
+        check_census(handle, model, recipe_from_table(PLAN))
+    check_census(handle, model, load_recipe("fp8"))
     with pytest.raises(LayerError, match="ran other GEMMs: 0, 1, 2, 3, 4"):
-        check_census(context, model, load_recipe("bf16"))
+        check_census(handle, model, load_recipe("bf16"))

@@ -91,7 +91,7 @@ def test_a_resumed_job_repeats_the_bits_of_an_uninterrupted_one(tmp_path: Path) 
     losses, model = train(saving(MIXED, 4))
     state = model.mxref_handle.state_dict()
     assert (state["step"], state["seed"]) == (4, SEED)
-    assert {role for role, *_ in model.mxref_handle.census} == set(GemmRole)
+    assert {role for role, *_ in model.mxref_handle.context.census} == set(GemmRole)
     scales = [history for name, history in state["fp8"].items() if name.endswith("scale")]
     assert len(scales) == 2 * 5
     assert all(scale[:2].min() > 0 for scale in scales)  # of X and W
@@ -155,7 +155,7 @@ def test_a_layer_computes_the_bits_of_a_plain_one_under_fsdp_and_checkpointing()
     handle = convert(
         plain, recipe, filter_fn=[str(i) for i in range(len(layers))], backend="numba", seed=SEED
     )
-    handle.global_tokens = 1 << 30
+    handle.context.global_tokens = 1 << 30
     for linear, layer in zip(plain, layers, strict=False):
         kept = seen[layer]
         assert kept["w"].dtype is kept["x"].dtype is torch.bfloat16  # of FSDP2's mixed precision

@@ -136,7 +136,7 @@ def test_the_codes_are_those_that_fprop_multiplies(run: Path, tmp_path: Path) ->
         layer: Any = model.get_submodule(name)
         with torch.no_grad():
             fprop = layer.gemms[GemmRole.FPROP]
-            operand = layer.operands("w", layer.weight, handle.context.place, (fprop,))[GemmRole.FPROP]
+            operand = layer.operands("w", layer.weight, handle.context.batch_place, (fprop,))[GemmRole.FPROP]
         assert torch.equal(tensors[f"{name}.weight_packed"], operand.codes)
         assert torch.equal(tensors[f"{name}.weight_scale"], operand.scales)
 

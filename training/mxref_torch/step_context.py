@@ -134,9 +134,15 @@ class StepContext:
     step: int = 0
     """Optimizer step, from 0. Setting it gives every layer its recipe at that step."""
     token_origin: int = 0
-    """Index of the micro-batch's first token within the optimizer step (sample index * sequence length)."""
+    """
+    Index of the micro-batch's first token within the optimizer step (sample index * sequence length). A handle that
+    follows an optimizer moves it on, until it is set by hand.
+    """
     global_tokens: int | None = None
-    """Tokens of the whole optimizer step; None: those of the tensor itself."""
+    """
+    Tokens of the whole optimizer step over all ranks; None: those of the tensor itself. A handle that follows an
+    optimizer sets it to 2^30, so that bits do not depend on the number of tokens.
+    """
     layers: list[operators.LayerCensus] = field(default_factory=list)
     """The census of each layer, in the order of layer indices."""
     sole_uses: Mapping[Any, torch.Tensor] = field(default_factory=dict)
@@ -172,7 +178,7 @@ class StepContext:
         super().__setattr__(name, value)
         if name in _LEAST:
             # A new tensor each time: a backward pass still to come keeps that of its forward.
-            self.place = operators.step_place(self.step, self.token_origin, self.global_tokens)
+            self.batch_place = operators.batch_place(self.step, self.token_origin, self.global_tokens)
 
     @property
     def follows_schedule(self) -> bool:

@@ -14,7 +14,7 @@ import torch
 
 from mxref.errors import MxrefError
 from mxref.raised import raised_text
-from mxref_torch.operators import PLACE
+from mxref_torch.operators import NOTE
 from mxref_training.distributed.failing import one_error
 from mxref_training.errors import ConfigError, RunError
 from mxref_training.forecast import less_memory
@@ -78,7 +78,7 @@ def known_errors(way_out: str) -> Iterator[None]:
 
 
 def _what(err: BaseException) -> str:
-    notes = [note.removeprefix(PLACE) for note in getattr(err, "__notes__", ()) if note.startswith(PLACE)]
+    notes = [note.removeprefix(NOTE) for note in getattr(err, "__notes__", ()) if note.startswith(NOTE)]
     return ": ".join([*([", ".join(notes[:2])] if notes else []), raised_text(err)])
 
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass, fields
 
 import mxref_torch
 from mxref.backend import Backend
-from mxref.formats import BF16, OperandFormat
+from mxref.formats import BF16, BlockFormat, OperandFormat
 from mxref.recipe import OperandSource, Recipe, Span
 from mxref.roles import GemmRole
-from mxref_torch.layer.operands import KINDS
 from mxref_training.config import LARGEST, MAX_RANKS, ONE, Axes, Compile, Recompute, TrainConfig, require
 from mxref_training.model import llama
 from mxref_training.optim import learning_rate
@@ -111,8 +110,15 @@ def _operands(config: TrainConfig, recipe: Recipe, tensor: int) -> float:
     for names, size in groups:
         kept = [_format_of_x(layers[name]) for name in names]
         once = [*(f for f in kept if f is not BF16), *([BF16] if BF16 in kept else [])]
-        total += size * sum(KINDS[f.kind].element_bytes(f) for f in once)
+        total += size * sum(_element_bytes(f) for f in once)
     return total
+
+
+def _element_bytes(format: OperandFormat) -> float:
+    """Return the bytes that an element of a format takes, with its share of a block's scale."""
+    if isinstance(format, BlockFormat):
+        return format.element.bits / 8 + 1 / format.k
+    return 2.0 if format is BF16 else 1.0
 
 
 def _format_of_x(recipe: Recipe) -> OperandFormat:

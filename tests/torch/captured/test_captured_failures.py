@@ -92,7 +92,7 @@ def test_a_capture_that_fails_says_why_and_leaves_the_model_usable(
                 handle.model, handle, loss, optimizer, tokens=64, micro_batches=parts, capture=False
             )
             assert all(torch.equal(a, b) for a, b in zip(weights(handle), before, strict=True))
-            assert not handle.sole_uses
+            assert not handle.context.sole_uses
             assert all(p.grad is None for p in handle.model.parameters())
         losses += [take(batch) for batch in BATCHES[2:]]
         losses.append(take.finish())
@@ -153,7 +153,7 @@ def test_a_phase_that_cannot_begin_changes_no_layer() -> None:
     with pytest.raises(StepError, match="a layer's recipe changed inside the optimizer step 0"):
         handle.step = 1
     assert handle.recipes == before
-    assert (handle.step, handle.schedule.span.first) == (0, 0)
+    assert (handle.step, handle.context.schedule.span.first) == (0, 0)
 
 
 def test_a_capture_without_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

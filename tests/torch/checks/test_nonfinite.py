@@ -110,16 +110,16 @@ def test_what_a_layer_itself_makes_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(MXLinear, "forward", spoiled(0.0, math.inf))
     assert search(net(True)) == "dX of second"
     monkeypatch.undo()
-    product = Operand.__subclasses__()
-    assert product
-    kind = next(each for each in product if each.__name__ == "BlockOperand")
-    multiply = kind.multiply
+    kinds = Operand.__subclasses__()
+    assert kinds
+    kind = next(each for each in kinds if each.__name__ == "BlockOperand")
+    product = kind.product
 
     def overflow(self: Any, other: Any, gemm: Any, length: int, dtype: torch.dtype) -> torch.Tensor:
-        out = multiply(self, other, gemm, length, dtype)
+        out = product(self, other, gemm, length, dtype)
         return _spoiled(out, math.inf) if gemm.role.value == "wgrad" and out.shape == (64, 32) else out
 
-    monkeypatch.setattr(kind, "multiply", overflow)
+    monkeypatch.setattr(kind, "product", overflow)
     assert search(net(True)) == "dW of first"
 
 

@@ -150,10 +150,10 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     original = mxref_torch.MXLinear.operands
 
     def recorded(
-        self: Any, tensor: str, values: Any, place: Any, roles: Any, observe: bool = False, **given: Any
+        self: Any, tensor: str, values: Any, place: Any, gemms: Any, record_amax: bool = False
     ) -> Any:
-        made = original(self, tensor, values, place, roles, observe, **given)
-        calls.append((self, tensor, values.detach().clone(), made, observe))
+        made = original(self, tensor, values, place, gemms, record_amax)
+        calls.append((self, tensor, values.detach().clone(), made, record_amax))
         return made
 
     monkeypatch.setattr(mxref_torch.MXLinear, "operands", recorded)
@@ -286,8 +286,8 @@ def test_the_operands_measured_are_those_that_the_step_multiplies(
     with mxref_torch.telemetry(net):
         backward(net, tokens(0, 64))
     compared = 0
-    for layer, tensor, _, made, observe in calls:
-        if not observe:
+    for layer, tensor, _, made, recorded in calls:
+        if not recorded:
             continue
         again = next(m for own, t, _, m, other in calls if own is layer and t == tensor and not other)
         for role, operand in made.items():

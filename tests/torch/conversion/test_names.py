@@ -77,14 +77,14 @@ def step(model: nn.Module, context: Any) -> dict[str, torch.Tensor]:
 def test_a_wrapped_model_is_treated_as_the_model_inside(name: str) -> None:
     torch._dynamo.reset()
     plain = Model()
-    want = step(plain, convert(plain, RECIPE, backend=get_backend("reference"), seed=1))
+    want = step(plain, convert(plain, RECIPE, backend=get_backend("reference"), seed=1).context)
     models = []
     if name != "averaged":  # which copies the model: a model is copied before it is converted
         model = Model()
         context = convert(model, RECIPE, backend=get_backend("reference"), seed=1).context
         models.append((WRAPPERS[name](model), context))
     behind = WRAPPERS[name](Model())
-    models.append((behind, convert(behind, RECIPE, backend=get_backend("reference"), seed=1)))
+    models.append((behind, convert(behind, RECIPE, backend=get_backend("reference"), seed=1).context))
     for wrapped, used in models:
         assert list(named_linears(wrapped)) == NAMES
         got = step(wrapped, used)

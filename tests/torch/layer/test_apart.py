@@ -67,8 +67,8 @@ def exchanged(field: str) -> Plant:
 
 def one_place(patch: pytest.MonkeyPatch) -> None:
     """Draw the bits of the step's first micro-batch in every one."""
-    right = operators.step_place
-    patch.setattr(operators, "step_place", lambda step, origin=0, total=None: right(step, 0, total))
+    right = operators.batch_place
+    patch.setattr(operators, "batch_place", lambda step, origin=0, total=None: right(step, 0, total))
 
 
 def one_layer(patch: pytest.MonkeyPatch) -> None:
@@ -79,8 +79,8 @@ def one_layer(patch: pytest.MonkeyPatch) -> None:
 
 def one_step(patch: pytest.MonkeyPatch) -> None:
     """Draw the bits of one step in every one."""
-    right = operators.step_place
-    patch.setattr(operators, "step_place", lambda step, *rest: right(apart.STEPS[0], *rest))
+    right = operators.batch_place
+    patch.setattr(operators, "batch_place", lambda step, *rest: right(apart.STEPS[0], *rest))
 
 
 FAULTS = {
@@ -105,7 +105,7 @@ def two_recipes_exchanged() -> None:
     first, second = handle.recipes.values()
     model.first.switch(second)
     model.second.switch(first)
-    handle.reset_census()
+    handle.context.reset_census()
     (_, x, dy), *_ = apart.batches(0, torch.float32)
     model(x).backward(dy)
     with pytest.raises(LayerError, match=r"not the recipe's; ran other GEMMs: first, second: "):

@@ -153,7 +153,7 @@ def test_current_scaling_has_no_state_and_uses_the_tensor_itself():
         scale = scalar_scale(amax, "dy")
         assert q.inverse.numpy() == np.float32(1) / scale
         np.testing.assert_equal(q.amax.item(), np.float32(amax))
-        scales.observe("dy", q.amax)
+        scales.record_amax("dy", q.amax)
         scales.advance()
 
 
@@ -169,8 +169,8 @@ def test_delayed_scaling_over_steps():
             scale = scalar_scale(amax, "x") if in_force is None else in_force
             assert q.inverse.numpy() == np.float32(1) / scale
             assert_same_codes(bits_of(q.data), scalar_cast(x.numpy(), scale, "x"), "x")
-            scales.observe("x", q.amax)
-            scales.observe("x", q.amax)  # recomputation sees it again
+            scales.record_amax("x", q.amax)
+            scales.record_amax("x", q.amax)  # recomputation sees it again
         scales.advance()
         in_force = scalar_scale(np.max(micro_batches), "x", 1.0 if in_force is None else in_force)
         assert scales.scale[0].item() == in_force
@@ -229,8 +229,8 @@ def test_advancing_takes_as_many_operations_for_many_layers_as_for_two():
 
 def test_a_first_step_without_a_usable_amax_leaves_scale_one():
     scales = Fp8Scales(Fp8Scaling.DELAYED)
-    scales.observe("x", torch.tensor(0.0))
-    scales.observe("w", torch.tensor(float("nan")))
+    scales.record_amax("x", torch.tensor(0.0))
+    scales.record_amax("w", torch.tensor(float("nan")))
     scales.advance()
     assert scales.scale.tolist() == [1.0, 1.0, 0.0]  # dY was not seen: its first step is still to come
     q = scales.quantize("dy", torch.tensor([4.0]))

@@ -170,7 +170,7 @@ def test_a_weight_shard_draws_the_bits_of_its_place(format):
             )
             taken, along = (rows, columns) if operand.axis == 1 else (columns, rows)
             with torch.no_grad():
-                made = shard.operands("w", shard.weight, context.place, (shard.gemms[role],))[role]
+                made = shard.operands("w", shard.weight, context.batch_place, (shard.gemms[role],))[role]
             part = slice(*(format.code_bytes(n) for n in (along.start, along.stop)))
             assert torch.equal(made.codes, torch.from_numpy(q.codes[taken, part])), (role, rows)
             part = slice(along.start // format.k, along.stop // format.k)

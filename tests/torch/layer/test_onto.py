@@ -257,7 +257,7 @@ def test_recomputation_and_compilation() -> None:
 
 def operands(key: str, rows: int, seed: int) -> list[torch.Tensor]:
     x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(seed))
-    place, stream = operators.step_place(0), operators.stream_words(0, 0, 0)
+    place, stream = operators.batch_place(0), operators.stream_words(0, 0, 0)
     return list(
         blocks.quantize(x, place, key, operators.spec_text(MXFP4.wgrad.x), 1, stream, operators.WHOLE, False)
     )

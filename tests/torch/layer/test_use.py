@@ -25,7 +25,7 @@ def recipe(name):
 def fresh(name):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32, bias=False))
-    return model, convert(model, recipe(name), backend=get_backend("reference"), seed=7)
+    return model, convert(model, recipe(name), backend=get_backend("reference"), seed=7).context
 
 
 def step(model, context, number):

@@ -39,7 +39,7 @@ def test_bridge_shares_memory_and_refuses_other_devices():
 
 def samples():
     key = operators.register_backend(get_backend("reference"))
-    place, stream = operators.step_place(1, 32, 128), operators.stream_words(SEED, 2, 0)
+    place, stream = operators.batch_place(1, 32, 128), operators.stream_words(SEED, 2, 0)
     spec, rotated = (
         operators.spec_text(recipe_of({"all": {"rounding": "sr", "hadamard": h}}).fprop.x) for h in (0, 64)
     )
@@ -47,7 +47,7 @@ def samples():
     yield blocks.quantize, (x, place, key, spec, 1, stream, operators.WHOLE, True)
     yield (
         blocks.quantize,
-        (x[:41].bfloat16().t(), operators.step_place(0), key, rotated, 0, stream, operators.WHOLE, True),
+        (x[:41].bfloat16().t(), operators.batch_place(0), key, rotated, 0, stream, operators.WHOLE, True),
     )
     a = blocks.quantize(x, place, key, spec, 1, stream, operators.WHOLE, True)
     b = blocks.quantize(x[:32], place, key, spec, 1, stream, operators.WHOLE, False)
@@ -55,7 +55,7 @@ def samples():
     yield blocks.quantize_dual, (x, place, key, spec, rotated, stream, other, operators.WHOLE, False)
     yield (
         blocks.quantize_dual,
-        (x[:, :41].t(), operators.step_place(0), key, spec, rotated, stream, other, operators.WHOLE, True),
+        (x[:, :41].t(), operators.batch_place(0), key, spec, rotated, stream, other, operators.WHOLE, True),
     )
     laying = operators.register_backend(Laying())
     for name in (key, laying):
@@ -95,7 +95,7 @@ def test_opcheck():
 def test_operators_refuse_what_does_not_fit():
     key = operators.register_backend(get_backend("reference"))
     plain, rotated = (operators.spec_text(recipe_of({"all": {"hadamard": h}}).fprop.x) for h in (0, 16))
-    stream, place = operators.stream_words(0, 0, 0), operators.step_place(0)
+    stream, place = operators.stream_words(0, 0, 0), operators.batch_place(0)
     q = blocks.quantize(torch.ones(32, 32), place, key, plain, 1, stream, operators.WHOLE, True)
     with pytest.raises(ShapeError, match="different Hadamard"):
         blocks.scaled_gemm(q, q, key, plain, rotated, 32, "ordered", "float32", "fprop", None)

@@ -64,10 +64,10 @@ def skipped_steps_update(patch: Patch) -> None:
 
 
 def last_amax(patch: Patch) -> None:
-    def observe(self: Fp8Scales, tensor: str, amax: torch.Tensor) -> None:
+    def record_amax(self: Fp8Scales, tensor: str, amax: torch.Tensor) -> None:
         self.amax[list(fp8.FORMATS).index(tensor)] = amax
 
-    patch.setattr(Fp8Scales, "observe", observe)
+    patch.setattr(Fp8Scales, "record_amax", record_amax)
 
 
 _advance = Fp8Scales.advance
@@ -154,11 +154,11 @@ def current_scaling(patch: Patch) -> None:
 
 
 def nan_passed_over(patch: Patch) -> None:
-    def observe(self: Fp8Scales, tensor: str, amax: torch.Tensor) -> None:
+    def record_amax(self: Fp8Scales, tensor: str, amax: torch.Tensor) -> None:
         place = list(fp8.FORMATS).index(tensor)
         self.amax[place] = torch.fmax(self.amax[place], amax)
 
-    patch.setattr(Fp8Scales, "observe", observe)
+    patch.setattr(Fp8Scales, "record_amax", record_amax)
 
 
 def evaluation_is_observed(patch: Patch) -> None:
@@ -166,7 +166,7 @@ def evaluation_is_observed(patch: Patch) -> None:
     patch.setattr(
         MXLinear,
         "operands",
-        lambda self, tensor, t, place, roles, observe=False, **more: right(
+        lambda self, tensor, t, place, roles, record_amax=False, **more: right(
             self, tensor, t, place, roles, tensor != "w", **more
         ),
     )

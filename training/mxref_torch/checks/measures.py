@@ -319,11 +319,11 @@ class Telemetry:
         gemms: dict[GemmRole, LayerGemm],
         x: torch.Tensor,
         dy: torch.Tensor,
-        place: torch.Tensor,
+        batch_place: torch.Tensor,
         needs_dx: bool,
     ) -> None:
         """Measure all operands of a layer for one micro-batch, under the recipe and the GEMMs of the forward pass."""
-        sums, step = self._sums[layer], int(place[0])
+        sums, step = self._sums[layer], int(batch_place[0])
         runs = {
             GemmRole.FPROP: True,
             GemmRole.DGRAD: needs_dx,
@@ -337,7 +337,7 @@ class Telemetry:
             sums.weights.add((step, recipe))
         made: dict[tuple[GemmRole, str], Operand] = {}
         for tensor, values in sources.items():
-            for role, operand in layer.operands(tensor, values, place, reading).items():
+            for role, operand in layer.operands(tensor, values, batch_place, reading).items():
                 made[role, tensor] = operand
                 which = dict(READERS[tensor])[role]
                 spec = recipe.operands(role)[which]
@@ -370,7 +370,7 @@ class _Tap(torch.autograd.Function):
         # The output is the argument itself and no view of it, so that later code may still change it in place.
         ctx.mark_dirty(y)
         ctx.save_for_backward(x)
-        ctx.seen, ctx.layer, ctx.place, ctx.needs_dx = seen, layer, layer.context.place, needs_dx
+        ctx.seen, ctx.layer, ctx.batch_place, ctx.needs_dx = seen, layer, layer.context.batch_place, needs_dx
         # A region may have ended before the backward pass runs.
         ctx.recipe, ctx.gemms = layer.recipe, layer.gemms
         return y
@@ -381,7 +381,7 @@ class _Tap(torch.autograd.Function):
         layer = ctx.layer
         with torch.no_grad(), torch.autocast(dy.device.type, enabled=False):
             flat = x.reshape(-1, layer.in_features), dy.reshape(-1, layer.out_features)
-            ctx.seen.measure(layer, ctx.recipe, ctx.gemms, *flat, ctx.place, ctx.needs_dx)
+            ctx.seen.measure(layer, ctx.recipe, ctx.gemms, *flat, ctx.batch_place, ctx.needs_dx)
         return dy, None, None, None, None
 
 

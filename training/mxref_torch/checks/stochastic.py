@@ -93,8 +93,8 @@ def _rounded(
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Round as `mxref.conformance.sr_statistics.Rounder` says, beside another operand if one is given."""
     device = min(backend.capabilities.devices, key=lambda name: (name != "cpu", name))
-    place = operators.step_place(stream.step, first, len(x))
-    given = torch.from_numpy(x[first:]).to(device), place, operators.register_backend(backend)
+    batch_place = operators.batch_place(stream.step, first, len(x))
+    given = torch.from_numpy(x[first:]).to(device), batch_place, operators.register_backend(backend)
     words = operators.stream_words(stream.seed, stream.layer, stream.operand)
     if beside is None:
         codes, scales = blocks.quantize(*given, operators.spec_text(spec), axis, words, operators.WHOLE, True)

@@ -1,9 +1,8 @@
 """What watches the operators of block formats: a recording holds their answers, and a shadow compares a share of them.
 
-The shadow lets the reference repeat operations and compares them bit by bit. Which operations are compared follows
-from their number alone, by a counter-based draw. No random state is read or changed, and no bit of the run depends on
-the shadow. Of a large matrix some whole blocks are compared, at drawn places, so that the cost of a comparison has a
-limit. Files of both are for `mxref conform --replay`.
+The shadow lets the reference repeat operations and compares them bit by bit. It draws them by a generator of its own,
+and no bit of the run depends on it. Of a large matrix some whole blocks are compared, at drawn places, so that the cost
+of a comparison has a limit. Files of both are for `mxref conform --replay`.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ from mxref.formats import Nonfinite
 from mxref.mxarray import MXArray
 from mxref.recipe import GemmProfile
 from mxref.roles import OPERANDS, GemmRole
-from mxref.steps.random import philox4x32
 from mxref.steps.rounding import Rounding
 from mxref_torch import operators
 from mxref_torch.errors import LayerError, ShadowError
@@ -57,7 +55,6 @@ _ROWS, _LENGTH = 32, 1024
 """Rows of a part and, at least, its elements along the block axis."""
 WHOLE_TERMS = 1 << 19
 """A product of at most so many block products is compared whole, of a larger one `_ROWS` x `_ROWS` results."""
-_BATCH = 1024
 
 Part = tuple[slice, slice]
 """A rectangle of a matrix."""
@@ -273,14 +270,13 @@ class Shadow(LayerWatcher):
 
     def __init__(self, model: Any, share: float, seed: int, file: Path) -> None:
         super().__init__(model)
-        self.share, self.seed, self.file = share, seed, file
-        self.seen = 0
-        """Quantizations and GEMMs that ran."""
+        self.share, self.file = share, file
         self.quantizations = self.elements = 0
         """Quantizations that were compared, each whole or in parts, and elements of these."""
         self.products = self.results = 0
         """GEMMs that were compared, and elements of these."""
-        self._decisions: dict[int, NDArray[np.bool_]] = {}
+        # A generator for each, so that which operations are drawn does not depend on the shapes.
+        self._operations, self._places = np.random.default_rng(seed).spawn(2)
 
     def __str__(self) -> str:
         """Return the counts as a sentence."""
@@ -311,34 +307,20 @@ class Shadow(LayerWatcher):
         part = whole((a.shape[0], b.shape[0]))
         if _size(part) * (a.length // a.format.k) > WHOLE_TERMS:
             shape, steps = (a.shape[0], b.shape[0]), (_ROWS, _ROWS)
-            part = _clipped(self._start(0, shape, steps), steps, shape)
+            part = _clipped(self._start(shape, steps), steps, shape)
         self._compare(recorded_product(call, part, self.of_product(call.role)), call.backend)
         self.products += 1
         self.results += _size(part)
 
     def _drawn(self) -> bool:
-        """Return whether the next operation is compared: its number decides."""
-        number, self.seen = self.seen, self.seen + 1
-        batch, at = divmod(number, 4 * _BATCH)
-        if batch not in self._decisions:
-            counter = np.zeros((_BATCH, 4), np.uint32)
-            counter[:, 0], counter[:, 1] = np.arange(_BATCH), batch & 0xFFFFFFFF
-            words = philox4x32(counter, self._key).reshape(-1)
-            self._decisions = {batch: words < np.uint64(round(self.share * 2**32))}
-        return bool(self._decisions[batch][at])
+        """Return whether the next operation is compared."""
+        return bool(self._operations.random() < self.share)
 
-    @property
-    def _key(self) -> tuple[int, int]:
-        return self.seed & 0xFFFFFFFF, self.seed >> 32
-
-    def _start(self, lane: int, shape: Sequence[int], steps: Sequence[int]) -> tuple[int, int]:
-        """Return a drawn place in a matrix, a multiple of `steps`, for the operation that was drawn last."""
-        number = self.seen - 1
-        counter = np.array(
-            [[number & 0xFFFFFFFF, number >> 32, lane + axis, 1] for axis in (0, 1)], np.uint32
+    def _start(self, shape: Sequence[int], steps: Sequence[int]) -> tuple[int, int]:
+        """Return a drawn place in a matrix, a multiple of `steps`."""
+        row, column = (
+            int(self._places.integers(-(-n // step))) * step for n, step in zip(shape, steps, strict=True)
         )
-        drawn = philox4x32(counter, self._key)[:, 0].tolist()
-        row, column = (d % -(-n // step) * step for d, n, step in zip(drawn, shape, steps, strict=True))
         return row, column
 
     def _parts(self, shape: tuple[int, ...], axis: int, unit: int) -> list[Part]:
@@ -348,7 +330,7 @@ class Shadow(LayerWatcher):
         steps = [_ROWS, _ROWS]
         steps[axis] = -(-_LENGTH // unit) * unit
         ends = [(length - 1) // step * step for length, step in zip(shape, steps, strict=True)]
-        starts = {(ends[0], ends[1])} | {self._start(lane, shape, steps) for lane in range(2, 2 * PARTS, 2)}
+        starts = {(ends[0], ends[1])} | {self._start(shape, steps) for _ in range(1, PARTS)}
         return [_clipped(start, steps, shape) for start in sorted(starts)]
 
     def _compare(self, call: Call, backend: Backend) -> None:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -20,7 +19,6 @@ from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear, converted
 from mxref_torch.names import named_linears, replace_modules
 from mxref_torch.optimizer_step import advance, check_master_weights, fp8_history, load_fp8_history, restart
-from mxref_torch.step_context import RecipeSchedule
 
 _SHARED = [
     key
@@ -68,11 +66,15 @@ class Handle:
 
     Attributes:
         model: the converted model.
-        context: the step, the seed and the census that all layers share.
+        context: what its layers share: seed, place of the micro-batch in the step, schedule and census.
+        layers: the names of the converted layers.
 
     Raises:
         LayerError: a model without converted layers, or with layers of several conversions.
     """
+
+    # What belongs to the context can then not be set here, where nothing would read it.
+    __slots__ = ("_follower", "_known", "context", "layers", "model")
 
     def __init__(self, model: nn.Module) -> None:
         layers = converted(model)
@@ -89,8 +91,6 @@ class Handle:
         self._known = {name for name in named_linears(model) if name not in layers}  # layers that stay plain
         self._follower: Follower | None = None
 
-    # What a user's own training loop sets and reads.
-
     @property
     def step(self) -> int:
         """Number of the optimizer step, from 0; `follow` moves it on."""
@@ -100,51 +100,6 @@ class Handle:
     def step(self, step: int) -> None:
         self.context.step = step
         self._note_plain_layers()
-
-    @property
-    def token_origin(self) -> int:
-        """Index of the micro-batch's first token within the step; `follow` moves it on until it is set by hand."""
-        return self.context.token_origin
-
-    @token_origin.setter
-    def token_origin(self, token: int) -> None:
-        self.context.token_origin = token
-
-    @property
-    def global_tokens(self) -> int | None:
-        """Tokens of the whole optimizer step over all ranks; None: those of the micro-batch alone.
-
-        `follow` sets it to 2^30, so that bits do not depend on the number of tokens.
-        """
-        return self.context.global_tokens
-
-    @global_tokens.setter
-    def global_tokens(self, tokens: int | None) -> None:
-        self.context.global_tokens = tokens
-
-    @property
-    def census(self) -> operators.Census:
-        """The GEMMs that ran since `reset_census`, by role and formats."""
-        return self.context.census
-
-    def reset_census(self) -> None:
-        """Forget the GEMMs counted so far."""
-        self.context.reset_census()
-
-    @property
-    def sole_uses(self) -> Mapping[Any, torch.Tensor]:
-        """Weights to whose `.grad` Wgrad adds in place, from `mxref_torch.sole_uses`."""
-        return self.context.sole_uses
-
-    @sole_uses.setter
-    def sole_uses(self, found: Mapping[Any, torch.Tensor]) -> None:
-        self.context.sole_uses = found
-
-    @property
-    def schedule(self) -> RecipeSchedule:
-        """The phases of the run; `schedule.span` is the one in force."""
-        assert self.context.schedule is not None  # `convert` made it
-        return self.context.schedule
 
     @property
     def recipes(self) -> dict[str, Recipe]:
@@ -158,7 +113,8 @@ class Handle:
 
         Give all optimizers of the model in one call, after `fully_shard`. The step moves on when the first of them
         steps after a backward pass; the others then belong to the same step. A step that a `GradScaler` skips
-        is not counted. Each micro-batch draws random bits of its own: see `token_origin`. Each rank draws its own too.
+        is not counted. Each micro-batch and each rank draws random bits of its own, at the place that is then set in
+        the context. If you set `context.token_origin` or `context.global_tokens` by hand, only the step moves on.
 
         Args:
             optimizers: hold the trained weights of all converted layers.

@@ -123,7 +123,7 @@ class Fp8Scales(nn.Module):
     def quantize(
         self, tensor: str, x: torch.Tensor, largest: Callable[[torch.Tensor], torch.Tensor] | None = None
     ) -> Fp8Tensor:
-        """Return `x` in FP8 under the scale in force; the history is not touched (see `observe`).
+        """Return `x` in FP8 under the scale in force; the history is not touched (see `record_amax`).
 
         Args:
             tensor: a key of `FORMATS`.
@@ -138,7 +138,7 @@ class Fp8Scales(nn.Module):
             scale = torch.where(kept != _NO_SCALE, kept, scale)
         return Fp8Tensor(cast(x, scale, tensor), scale.reciprocal(), amax)
 
-    def observe(self, tensor: str, amax: torch.Tensor) -> None:
+    def record_amax(self, tensor: str, amax: torch.Tensor) -> None:
         """Take a micro-batch's amax into this step's maximum; seeing it again (recomputation) changes nothing."""
         if self.delayed:
             with torch.no_grad():

@@ -48,22 +48,24 @@ class LinearFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, place: torch.Tensor, layer: MXLinear
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, batch_place: torch.Tensor, layer: MXLinear
     ) -> torch.Tensor:
         """Return Y [tokens, outputs] of X [tokens, inputs] and the Parameter; save what the backward pass reads."""
         needs_dx, needs_dw = ctx.needs_input_grad[:2]
         fprop, wgrad = layer.gemms[_FPROP], layer.gemms[_WGRAD]
-        keeper = wgrad.source or wgrad  # the GEMM whose X is saved
-        x_as = layer.operands("x", x, place, (fprop, keeper) if needs_dw else (fprop,), observe=True)
-        kept = x_as[keeper.role].saved() if needs_dw else ()
-        marker = None if torch.compiler.is_compiling() else layer.marker
+        saving = wgrad.requantizes or wgrad  # the GEMM whose X is saved
+        reading = [fprop, saving] if needs_dw else [fprop]
+        x_as = layer.operands("x", x, batch_place, reading, record_amax=True)
+        w_as = layer.operands("w", weight, batch_place, [fprop], record_amax=True)
+        y = x_as[_FPROP].product(w_as[_FPROP], fprop, layer.in_features, x.dtype)
+        saved_x = x_as[saving.role].saved() if needs_dw else ()
+        recipe_id = None if torch.compiler.is_compiling() else layer.recipe_id
         # The Parameter itself, never a view of it: sharded training frees and refills its storage.
-        ctx.save_for_backward(place, marker, weight if needs_dx else None, *kept)
-        ctx.marker = marker
-        ctx.place = place if layer.draws and not torch.compiler.is_compiling() else None
+        ctx.save_for_backward(batch_place, recipe_id, weight if needs_dx else None, *saved_x)
+        ctx.recipe_id = recipe_id
+        ctx.batch_place = batch_place if layer.draws and not torch.compiler.is_compiling() else None
         ctx.layer, ctx.gemms, ctx.dtypes = layer, layer.gemms, (x.dtype, weight.dtype)
-        w_as = layer.operands("w", weight, place, (fprop,), observe=True)
-        return x_as[_FPROP].product(w_as[_FPROP], fprop, layer.in_features, x.dtype)
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
@@ -72,25 +74,25 @@ class LinearFunction(torch.autograd.Function):
         The recipe is that of the forward pass.
         """
         layer, (x_dtype, w_dtype) = ctx.layer, ctx.dtypes
-        place, marker, weight, *kept = ctx.saved_tensors
-        check_recomputation(ctx, marker, place)
+        batch_place, recipe_id, weight, *saved_x = ctx.saved_tensors
+        check_recomputation(ctx, recipe_id, batch_place)
         needs_dx, needs_dw = ctx.needs_input_grad[:2]
         dgrad, wgrad = ctx.gemms[_DGRAD], ctx.gemms[_WGRAD]
         reading = [*([dgrad] if needs_dx else []), *([wgrad] if needs_dw else [])]
-        dy_as = layer.operands("dy", dy, place, reading, observe=True)
+        dy_as = layer.operands("dy", dy, batch_place, reading, record_amax=True)
         dx = dw = None
         if needs_dx:
-            w_as = layer.operands("w", weight, place, (dgrad,), observe=True)
+            w_as = layer.operands("w", weight, batch_place, [dgrad], record_amax=True)
             dx = dy_as[_DGRAD].product(w_as[_DGRAD], dgrad, layer.out_features, x_dtype)
         if needs_dw:
-            x = (wgrad.source or wgrad).kind(*kept)
-            if wgrad.source:
-                x = layer.requantized("x", x, place, wgrad)
+            x = (wgrad.requantizes or wgrad).kind(*saved_x)
+            if wgrad.requantizes:
+                x = layer.requantized("x", x, batch_place, wgrad)
             gradient = None if torch.compiler.is_compiling() else _gradient_in_place(ctx, layer, wgrad)
             if gradient is None:
                 dw = layer.as_read(dy_as[_WGRAD].product(x, wgrad, dy.shape[0], w_dtype))
             else:
-                dy_as[_WGRAD].multiply_onto(gradient, x, wgrad, dy.shape[0])
+                dy_as[_WGRAD].add_product(gradient, x, wgrad, dy.shape[0])
         return dx, dw, None, None
 
 
@@ -127,11 +129,11 @@ class MXLinear(LayerState):
         if torch.is_grad_enabled() and (tokens.requires_grad or weight.requires_grad):
             if not torch.compiler.is_compiling():
                 self.begin_pass()  # may set another place
-            y: torch.Tensor = LinearFunction.apply(tokens, weight, self.context.place, self)  # type: ignore[no-untyped-call]
+            y: torch.Tensor = LinearFunction.apply(tokens, weight, self.context.batch_place, self)  # type: ignore[no-untyped-call]
         else:
-            fprop, place = self.evaluation, self.context.place
+            fprop, batch_place = self.evaluation, self.context.batch_place
             x_as, w_as = (
-                self.operands(name, t, place, (fprop,)) for name, t in (("x", tokens), ("w", weight))
+                self.operands(name, t, batch_place, [fprop]) for name, t in (("x", tokens), ("w", weight))
             )
             y = x_as[_FPROP].product(w_as[_FPROP], fprop, self.in_features, tokens.dtype)
         if split is not None:

@@ -7,7 +7,7 @@ new format of elements or scales is data, and needs no class; a new way to quant
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from mxref.backend import Backend
-from mxref.formats import BlockFormat, BlockShape, OperandFormat
+from mxref.formats import BlockShape
 from mxref.recipe import GemmProfile, OperandSource, OperandSpec, Recipe, ResultType
 from mxref.roles import OPERANDS, GemmRole
 from mxref.steps.hadamard import SignPolicy
@@ -58,7 +58,7 @@ class LayerGemm:
     """By which the product is multiplied, a float32."""
     out: ResultType
     """The type to which the product is rounded."""
-    source: LayerGemm | None = None
+    requantizes: LayerGemm | None = None
     """Fprop, where the second operand is made of the values of Fprop's operand; None: it is made of the tensor."""
     held: Operand | None = None
     """W, where the step was opened by `mxref_torch.weights_held`; None: it is made of the weight each time."""
@@ -68,21 +68,35 @@ class LayerGemm:
         """Whether the product is the result: it has no gain, and no type of its own."""
         return self.gain == 1 and self.out is ResultType.TENSOR
 
+    def product_type(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the type in which the product is computed where the result has the type `dtype`."""
+        if self.gain != 1:
+            return torch.float32
+        return dtype if self.out is ResultType.TENSOR else torch.bfloat16
+
+    def result(self, product: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return the product times the gain, rounded to the GEMM's output type, in the type `dtype`."""
+        if self.gain == 1:
+            return cast(product, dtype)
+        narrow = self.out is ResultType.BF16
+        gained: torch.Tensor = blocks.gained(product, self.gain, narrow, type_name(dtype))
+        return gained
+
 
 Reader = tuple[LayerGemm, int]
 """A GEMM that reads a tensor, and which of its operands the tensor is."""
 
 
 @dataclass(eq=False)
-class SourceTensor:
-    """A tensor from which operands are made, and where it lies."""
+class LayerTensor:
+    """The values of X, W or dY of which operands are made, and where they lie."""
 
-    tensor: str
+    name: str
     """`x`, `w` or `dy`."""
     values: torch.Tensor
     """[tokens, features], or the weight [outputs, inputs]."""
-    place: torch.Tensor
-    """Step and tokens, from `step_place`."""
+    batch_place: torch.Tensor
+    """Step and tokens of the micro-batch, from `operators.batch_place`."""
     region: torch.Tensor
     """Place in the layer's whole tensor, from `region_words`."""
     largest: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -93,7 +107,7 @@ class Operand(ABC):
     """An operand as its GEMM reads it. It is made anew of what `saved` returns, by its class."""
 
     adds_in_place: ClassVar[bool] = False
-    """Whether `multiply_onto` exists for this kind."""
+    """Whether `add_product` exists for this kind."""
     worth_holding: ClassVar[bool] = True
     """Whether `mxref_torch.weights_held` holds W of this kind."""
 
@@ -102,13 +116,8 @@ class Operand(ABC):
 
     @classmethod
     @abstractmethod
-    def make(cls, source: SourceTensor, readers: Sequence[Reader]) -> Sequence[Self]:
+    def make(cls, tensor: LayerTensor, readers: Sequence[Reader]) -> Sequence[Self]:
         """Return a tensor as each of one or two GEMMs of this kind reads it, in their order."""
-
-    @classmethod
-    @abstractmethod
-    def element_bytes(cls, format: OperandFormat) -> float:
-        """Return the bytes that a saved operand takes per element, its scales included."""
 
     @classmethod
     def draws(cls, spec: OperandSpec, backend: Backend) -> bool:
@@ -119,7 +128,7 @@ class Operand(ABC):
     def saved(self) -> tuple[torch.Tensor, ...]:
         """Return the tensors that forward saves so that backward can multiply this operand."""
 
-    def observe(self, tensor: str, gemm: LayerGemm) -> None:  # noqa: B027 - most kinds have no history
+    def record_amax(self, tensor: str, gemm: LayerGemm) -> None:  # noqa: B027 - most kinds have no history
         """Record in the layer's history of scales, if there is one, that training read this operand."""
 
     def prepared(self, gemm: LayerGemm, length: int) -> Self:
@@ -130,20 +139,9 @@ class Operand(ABC):
         """Return the values of Fprop's operand number `which`, float32; block formats alone have it."""
         raise NotImplementedError
 
-    def product(self, other: Self, gemm: LayerGemm, length: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return the product times the gain, rounded to the GEMM's output type; the rest as in `multiply`."""
-        if gemm.plain:
-            return self.multiply(other, gemm, length, dtype)
-        if gemm.gain != 1:
-            product = self.multiply(other, gemm, length, torch.float32)
-            name = str(dtype).removeprefix("torch.")
-            gained: torch.Tensor = blocks.gained(product, gemm.gain, gemm.out is ResultType.BF16, name)
-            return gained
-        return cast(self.multiply(other, gemm, length, torch.bfloat16), dtype)
-
     @abstractmethod
-    def multiply(self, other: Self, gemm: LayerGemm, length: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return the product of the first operand with the second, [M, N].
+    def product(self, other: Self, gemm: LayerGemm, length: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return the result of a GEMM whose first operand this is, [M, N].
 
         Args:
             other: the second operand.
@@ -152,8 +150,8 @@ class Operand(ABC):
             dtype: of the result, float32 or bfloat16.
         """
 
-    def multiply_onto(self, onto: torch.Tensor, other: Self, gemm: LayerGemm, length: int) -> None:
-        """Add the product to a contiguous float32 array [M, N] in place; the rest as in `multiply`."""
+    def add_product(self, onto: torch.Tensor, other: Self, gemm: LayerGemm, length: int) -> None:
+        """Add the result to a contiguous float32 array [M, N] in place; the rest as in `product`."""
         raise NotImplementedError
 
 
@@ -166,22 +164,18 @@ class Bf16Operand(Operand):
         self.data = data
 
     @classmethod
-    def make(cls, source: SourceTensor, readers: Sequence[Reader]) -> Sequence[Self]:
+    def make(cls, tensor: LayerTensor, readers: Sequence[Reader]) -> Sequence[Self]:
         """Round to bfloat16 once for all readers."""
-        return [cls(cast(source.values, torch.bfloat16))] * len(readers)
-
-    @classmethod
-    def element_bytes(cls, format: OperandFormat) -> float:
-        """Return the bytes of a bfloat16: 2."""
-        return 2.0
+        return [cls(cast(tensor.values, torch.bfloat16))] * len(readers)
 
     def saved(self) -> tuple[torch.Tensor, ...]:
         """Return the data."""
         return (self.data,)
 
-    def multiply(self, other: Self, gemm: LayerGemm, length: int, dtype: torch.dtype) -> torch.Tensor:
+    def product(self, other: Self, gemm: LayerGemm, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Multiply in bfloat16 with float32 accumulation, rounded to bfloat16."""
-        return cast(_dense(self.data, other.data, gemm), dtype)
+        product = _dense(self.data, other.data, gemm)
+        return gemm.result(cast(product, gemm.product_type(dtype)), dtype)
 
 
 class Fp8Operand(Operand):
@@ -191,30 +185,27 @@ class Fp8Operand(Operand):
         self.data, self.inverse, self.amax = data, inverse, amax
 
     @classmethod
-    def make(cls, source: SourceTensor, readers: Sequence[Reader]) -> Sequence[Self]:
+    def make(cls, tensor: LayerTensor, readers: Sequence[Reader]) -> Sequence[Self]:
         """Round once for all readers, under the scale in force."""
-        quantized = _scales(readers[0][0]).quantize(source.tensor, source.values, source.largest)
+        quantized = _scales(readers[0][0]).quantize(tensor.name, tensor.values, tensor.largest)
         return [cls(*quantized)] * len(readers)
-
-    @classmethod
-    def element_bytes(cls, format: OperandFormat) -> float:
-        """Return the bytes of an element: 1, because the scale is one number for the whole tensor."""
-        return 1.0
 
     def saved(self) -> tuple[torch.Tensor, ...]:
         """Return the data and fl32(1 / scale)."""
         return self.data, self.inverse
 
-    def observe(self, tensor: str, gemm: LayerGemm) -> None:
+    def record_amax(self, tensor: str, gemm: LayerGemm) -> None:
         """Take the tensor's amax into this step's history."""
         if self.amax is not None:
-            _scales(gemm).observe(tensor, self.amax)
+            _scales(gemm).record_amax(tensor, self.amax)
 
-    def multiply(self, other: Self, gemm: LayerGemm, length: int, dtype: torch.dtype) -> torch.Tensor:
+    def product(self, other: Self, gemm: LayerGemm, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Multiply the FP8 values in float32, then by both inverse scales."""
-        if dtype is torch.bfloat16:
-            return _dense(self.data, other.data, gemm, self.inverse, other.inverse)
-        return cast(_dense(self.data, other.data, gemm) * self.inverse * other.inverse, dtype)
+        if gemm.product_type(dtype) is torch.bfloat16:
+            product = _dense(self.data, other.data, gemm, self.inverse, other.inverse)
+        else:
+            product = _dense(self.data, other.data, gemm) * self.inverse * other.inverse
+        return gemm.result(product, dtype)
 
 
 class BlockOperand(Operand):
@@ -228,12 +219,12 @@ class BlockOperand(Operand):
         self.codes, self.scales, self.layout = codes, scales, list(layout)
 
     @classmethod
-    def make(cls, source: SourceTensor, readers: Sequence[Reader]) -> Sequence[Self]:
+    def make(cls, tensor: LayerTensor, readers: Sequence[Reader]) -> Sequence[Self]:
         """Quantize along the axis of each reader; two readers share one read of the tensor."""
-        given = source.values, source.place, readers[0][0].context.backend_key
+        given = tensor.values, tensor.batch_place, readers[0][0].context.backend_key
         texts = [gemm.texts[which] for gemm, which in readers]
         streams = [gemm.streams[which] for gemm, which in readers]
-        where = source.region, source.tensor != "w"
+        where = tensor.region, tensor.name != "w"
         if len(readers) == 2:
             row_codes, row_scales, *column = blocks.quantize_dual(*given, *texts, *streams, *where)
             made = [cls(row_codes, row_scales), cls(*column)]
@@ -242,15 +233,9 @@ class BlockOperand(Operand):
             axis = OPERANDS[gemm.role][which].axis
             made = [cls(*blocks.quantize(*given, *texts, axis, *streams, *where))]
         first = readers[0][0]
-        if source.tensor == "x" and first.role is GemmRole.FPROP and _is_common(source.values, readers):
-            made[0].layout = made[0]._laid_out(first, 0, source.values.shape[1])
+        if tensor.name == "x" and first.role is GemmRole.FPROP and _is_common(tensor.values, readers):
+            made[0].layout = made[0]._laid_out(first, 0, tensor.values.shape[1])
         return made
-
-    @classmethod
-    def element_bytes(cls, format: OperandFormat) -> float:
-        """Return the bytes of a code and its share of the block's scale byte."""
-        assert isinstance(format, BlockFormat)
-        return format.element.bits / 8 + 1 / format.k
 
     @classmethod
     def draws(cls, spec: OperandSpec, backend: Backend) -> bool:
@@ -277,14 +262,12 @@ class BlockOperand(Operand):
         values: torch.Tensor = blocks.dequantize(self.codes, self.scales, *treatment)
         return values
 
-    def multiply(self, other: Self, gemm: LayerGemm, length: int, dtype: torch.dtype) -> torch.Tensor:
+    def product(self, other: Self, gemm: LayerGemm, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Multiply by the backend's scaled GEMM."""
-        name = str(dtype).removeprefix("torch.")
-        pair = self._pair(other, gemm, length)
-        product: torch.Tensor = blocks.scaled_gemm(*pair, name, gemm.role.value, gemm.tally)
-        return product
+        pair, name = self._pair(other, gemm, length), type_name(gemm.product_type(dtype))
+        return gemm.result(blocks.scaled_gemm(*pair, name, gemm.role.value, gemm.tally), dtype)
 
-    def multiply_onto(self, onto: torch.Tensor, other: Self, gemm: LayerGemm, length: int) -> None:
+    def add_product(self, onto: torch.Tensor, other: Self, gemm: LayerGemm, length: int) -> None:
         """Add the product in place."""
         blocks.add_product(onto, *self._pair(other, gemm, length), gemm.role.value, gemm.tally)
 
@@ -340,40 +323,9 @@ def layer_gemms(
             lays_out_first=context.backend.reads_left_layouts,
             gain=float(np.float32(whole.gain)),
             out=whole.out,
-            source=gemms[GemmRole.FPROP] if recipe.source(role) is OperandSource.FPROP else None,
+            requantizes=gemms[GemmRole.FPROP] if recipe.source(role) is OperandSource.FPROP else None,
         )
     return gemms
-
-
-def make_operands(
-    source: SourceTensor, gemms: Collection[LayerGemm], observe: bool
-) -> dict[GemmRole, Operand]:
-    """Return a tensor as each of one or two GEMMs of a layer reads it. Two of one kind share one read of it.
-
-    Under `source = "fprop"` the operand of a backward GEMM is made of the values of Fprop's, which is made for it if
-    Fprop is not among the GEMMs. `observe`: whether FP8's history takes note.
-    """
-    by_role = {gemm.role: gemm for gemm in gemms}
-    reading = [(by_role[role], which) for role, which in READERS[source.tensor] if role in by_role]
-    made: dict[GemmRole, Operand] = {}
-    together: dict[type[Operand], list[Reader]] = {}
-    for gemm, which in reading:
-        if gemm.source is None or which == 0:
-            together.setdefault(gemm.kind, []).append((gemm, which))
-    for kind, readers in together.items():
-        operands = kind.make(source, readers)
-        if observe:
-            operands[0].observe(source.tensor, readers[0][0])
-        made |= {gemm.role: operand for (gemm, _), operand in zip(readers, operands, strict=True)}
-    for gemm, own in reading:
-        if gemm.role not in made:
-            fprop, (_, which) = gemm.source, READERS[source.tensor][0]
-            assert fprop is not None
-            first = made.get(GemmRole.FPROP) or make_operands(source, (fprop,), False)[GemmRole.FPROP]
-            values = first.values(fprop, which)
-            again = SourceTensor(source.tensor, values, source.place, source.region, source.largest)
-            (made[gemm.role],) = gemm.kind.make(again, [(gemm, own)])
-    return made
 
 
 def cast(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -383,6 +335,11 @@ def cast(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     autograd function then returns one tensor as two results, and its gradient is lost: zeros arrive.
     """
     return t if t.dtype is dtype else t.to(dtype)
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """Return the name of a type as operators take it, as in `float32`."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _is_common(x: torch.Tensor, readers: Sequence[Reader]) -> bool:

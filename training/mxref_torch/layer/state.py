@@ -26,13 +26,15 @@ from mxref_torch.layer.operands import (
     KINDS,
     READERS,
     LayerGemm,
+    LayerTensor,
     Operand,
-    SourceTensor,
+    Reader,
     layer_gemms,
-    make_operands,
 )
 from mxref_torch.names import widths
 from mxref_torch.step_context import WAY_OUT, StepContext, in_backward, stood_still
+
+_FPROP = GemmRole.FPROP
 
 RECOMPUTED = (
     "activation checkpointing computes a forward pass again, and the recipe has changed since; run the "
@@ -144,7 +146,7 @@ class LayerState(nn.Linear):
             scales = self.history()
             scales.of_region &= in_region
         self.recipe, self.in_region = recipe, in_region
-        self.marker = torch.tensor(int(recipe.digest[:12], 16), device="cpu")
+        self.recipe_id = torch.tensor(int(recipe.digest[:12], 16), device="cpu")
         """Tells recipes apart in compiled code and under activation checkpointing."""
         self.gemms = layer_gemms(recipe, self.index, self.context, self.tally, scales)
         self.evaluation = replace(self.gemms[GemmRole.FPROP], tally=self.evaluation_tally)
@@ -175,55 +177,75 @@ class LayerState(nn.Linear):
 
     def operands(
         self,
-        tensor: str,
+        name: str,
         values: torch.Tensor,
-        place: torch.Tensor,
+        batch_place: torch.Tensor,
         gemms: Collection[LayerGemm],
-        observe: bool = False,
+        record_amax: bool = False,
     ) -> dict[GemmRole, Operand]:
-        """Return X, W or dY as each of the GEMMs reads it.
+        """Return X, W or dY as each of the GEMMs reads it. Two of one kind share one read of it.
 
         Args:
-            tensor: `x`, `w` or `dy`.
+            name: `x`, `w` or `dy`.
             values: its values, of high precision: [tokens, features], or the Parameter.
-            place: where the micro-batch lies in training.
+            batch_place: where the micro-batch lies in training, from `operators.batch_place`.
             gemms: the GEMMs that will read it, one or two of a layer with this weight.
-            observe: whether FP8's history takes note of it: in training, not in evaluation.
+            record_amax: whether FP8's history takes note of its amax: in training, not in evaluation.
         """
-        self._announce(tensor)
+        self._announce(name)
+        by_role = {gemm.role: gemm for gemm in gemms}
         made: dict[GemmRole, Operand] = {}
-        for gemm in gemms:
-            if tensor == "w" and gemm.held is not None:
-                made[gemm.role] = gemm.held
-                if observe:
-                    gemm.held.observe(tensor, gemm)
-        if missing := [gemm for gemm in gemms if gemm.role not in made]:
-            source = self._source(tensor, self.as_read(values) if tensor == "w" else values, place)
-            try:
-                made |= make_operands(source, missing, observe)
-            except BaseException as err:
-                err.add_note(f"{operators.PLACE}{tensor} of layer {self.census.name or self.index}")
-                raise
+        by_kind: dict[type[Operand], list[Reader]] = {}
+        of_fprop: list[LayerGemm] = []
+        for role, which in READERS[name]:
+            gemm = by_role.get(role)
+            if gemm is None:
+                continue
+            if name == "w" and gemm.held is not None:
+                made[role] = gemm.held
+                if record_amax:
+                    gemm.held.record_amax(name, gemm)
+            elif gemm.requantizes is not None and which == 1:
+                of_fprop.append(gemm)
+            else:
+                by_kind.setdefault(gemm.kind, []).append((gemm, which))
+        try:
+            if by_kind:
+                tensor = self._tensor(name, self.as_read(values) if name == "w" else values, batch_place)
+            for kind, readers in by_kind.items():
+                operands = kind.make(tensor, readers)
+                if record_amax:
+                    operands[0].record_amax(name, readers[0][0])
+                made |= {gemm.role: operand for (gemm, _), operand in zip(readers, operands, strict=True)}
+            for gemm in of_fprop:
+                assert gemm.requantizes is not None
+                first = (
+                    made.get(_FPROP) or self.operands(name, values, batch_place, [gemm.requantizes])[_FPROP]
+                )
+                made[gemm.role] = self.requantized(name, first, batch_place, gemm)
+        except BaseException as err:
+            err.add_note(f"{operators.NOTE}{name} of layer {self.census.name or self.index}")
+            raise
         return made
 
-    def requantized(self, tensor: str, first: Operand, place: torch.Tensor, gemm: LayerGemm) -> Operand:
+    def requantized(self, name: str, first: Operand, batch_place: torch.Tensor, gemm: LayerGemm) -> Operand:
         """Return X or W as a backward GEMM reads it, made of the values of Fprop's operand `first`."""
-        self._announce(tensor)
-        assert gemm.source is not None
-        (_, which), (_, own) = READERS[tensor]
-        source = self._source(tensor, first.values(gemm.source, which), place)
-        return gemm.kind.make(source, [(gemm, own)])[0]
+        self._announce(name)
+        assert gemm.requantizes is not None
+        (_, which), (_, own) = READERS[name]
+        tensor = self._tensor(name, first.values(gemm.requantizes, which), batch_place)
+        return gemm.kind.make(tensor, [(gemm, own)])[0]
 
-    def _source(self, tensor: str, values: torch.Tensor, place: torch.Tensor) -> SourceTensor:
+    def _tensor(self, name: str, values: torch.Tensor, batch_place: torch.Tensor) -> LayerTensor:
         split = self.split
-        largest = None if split is None or tensor not in split.tensors else split.largest
-        return SourceTensor(tensor, values, place, self.regions[tensor], largest)
+        largest = None if split is None or name not in split.tensors else split.largest
+        return LayerTensor(name, values, batch_place, self.regions[name], largest)
 
-    def _announce(self, tensor: str) -> None:
-        """Tell watchers what the next operators read."""
+    def _announce(self, name: str) -> None:
+        """Tell watchers which tensor the next operators read."""
         if not torch.compiler.is_compiling():
             for watcher in operators.watchers:
-                watcher.reading(self.index, tensor)
+                watcher.reading(self.index, name)
 
     def as_read(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the Parameter as [outputs, inputs], or a gradient [outputs, inputs] as the Parameter is."""
@@ -236,7 +258,7 @@ class LayerState(nn.Linear):
             return []
         widths = {GemmRole.FPROP: self.in_features, GemmRole.DGRAD: self.out_features}
         gemms = [self.gemms[role] for role in widths if self.gemms[role].kind.worth_holding]
-        made = self.operands("w", self.weight.detach(), self.context.place, gemms)
+        made = self.operands("w", self.weight.detach(), self.context.batch_place, gemms)
         for gemm in gemms:
             gemm.held = made[gemm.role].prepared(gemm, widths[gemm.role])
         return gemms
@@ -344,22 +366,29 @@ class LayerState(nn.Linear):
             self.lies_at(tensor, placement)
 
 
-def check_recomputation(ctx: Any, marker: Any, place: torch.Tensor) -> None:
+def check_recomputation(ctx: Any, recipe_id: Any, batch_place: torch.Tensor) -> None:
     """Check that activation checkpointing, where it computed a forward pass again, computed the same.
 
     Args:
-        ctx: has the marker of the recipe and the place of the micro-batch in the forward pass, where they count.
-        marker: the saved one, the same tensor unless that was saved anew.
-        place: likewise.
+        ctx: has the recipe and the place of the micro-batch in the forward pass, where they count.
+        recipe_id: the saved one, the same tensor unless that was saved anew.
+        batch_place: likewise.
 
     Raises:
         LayerError: the recipes differ.
         StepError: the places differ, which decide random bits.
     """
-    if ctx.marker is not None and ctx.marker is not marker and not torch.equal(ctx.marker, marker):
+    if (
+        ctx.recipe_id is not None
+        and ctx.recipe_id is not recipe_id
+        and not torch.equal(ctx.recipe_id, recipe_id)
+    ):
         raise LayerError(RECOMPUTED)
-    if ctx.place is not None and ctx.place is not place:
-        (step, token, _), (again, at, _) = forward, recomputed = ctx.place.tolist(), place.tolist()
+    if ctx.batch_place is not None and ctx.batch_place is not batch_place:
+        (step, token, _), (again, at, _) = forward, recomputed = (
+            ctx.batch_place.tolist(),
+            batch_place.tolist(),
+        )
         if forward != recomputed:
             raise StepError(
                 f"activation checkpointing computed a forward pass again at another place (step {again}, token {at}) "

@@ -65,7 +65,7 @@ class LayerCensus(Counter[Gemm]):
         return type(self), (dict(self),), vars(self) | {"listener": None}
 
 
-PLACE = "mxref: "
+NOTE = "mxref: "
 """Begins a note on an exception that left an operator: which operator it was, and what it computed for which layer."""
 
 _backends: dict[str, Backend] = {}
@@ -108,7 +108,7 @@ def operator(
                 with torch._C._DisableAutocast():
                     return untraced()(*arguments)
             except BaseException as err:
-                err.add_note(PLACE + _place(name, named(arguments)))
+                err.add_note(NOTE + _failed_in(name, named(arguments)))
                 raise
 
         def named(arguments: Sequence[Any]) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def operator(
     return decorate
 
 
-def _place(name: str, given: dict[str, Any]) -> str:
+def _failed_in(name: str, given: dict[str, Any]) -> str:
     """Return which operator of which backend failed, with its GEMM's role and layer if it counts one."""
     backend = _backends.get(given.get("backend", ""))
     whose = f"backend {backend.name!r} failed in " if backend else ""
@@ -281,7 +281,7 @@ WHOLE = _words(_WHOLE)
 def region_words(placement: Placement) -> torch.Tensor:
     """Return where a matrix lies as operators take it, int64 [4]: row, column, global rows, global columns.
 
-    A global length of -1 is that of the matrix itself. A step's tokens are not in it: they come by `step_place`.
+    A global length of -1 is that of the matrix itself. A step's tokens are not in it: they come by `batch_place`.
 
     Raises:
         ShapeError: not two axes.
@@ -292,7 +292,7 @@ def region_words(placement: Placement) -> torch.Tensor:
     return _words([*origin, *shape])
 
 
-def step_place(step: int, token_origin: int = 0, global_tokens: int | None = None) -> torch.Tensor:
+def batch_place(step: int, token_origin: int = 0, global_tokens: int | None = None) -> torch.Tensor:
     """Return where a micro-batch lies in training as int64 [3]: step, first token, tokens of the step or -1."""
     return _words([step, token_origin, -1 if global_tokens is None else global_tokens])
 

@@ -52,7 +52,7 @@ def _empty(x: torch.Tensor, spec: str, axis: int) -> tuple[torch.Tensor, torch.T
 @operator(like=_empty)
 def quantize(
     x: torch.Tensor,
-    place: torch.Tensor,
+    batch_place: torch.Tensor,
     backend: str,
     spec: str,
     axis: int,
@@ -64,13 +64,13 @@ def quantize(
 
     Args:
         x: float32, bfloat16 or float16 [M, N], any strides.
-        place: from `step_place`, on the CPU.
+        batch_place: from `operators.batch_place`, on the CPU.
         backend: key from `register_backend`.
         spec: treatment, from `spec_text`.
         axis: the block axis, 0 or 1.
         stream: from `stream_words`.
         region: where `x` lies in the layer's whole tensor, from `region_words`.
-        tokens: whether axis 0 is tokens, as in activations and gradients. `place` then says where they lie, and
+        tokens: whether axis 0 is tokens, as in activations and gradients. `batch_place` then says where they lie, and
             blocks along them are filled up with zeros.
 
     Returns:
@@ -80,7 +80,7 @@ def quantize(
         MxrefError: as `mxref.Backend.quantize`.
     """
     impl, treatment = backend_of(backend), parse_spec(spec)
-    placement, pad = _placement(x, place, treatment, stream, region, tokens), tokens and axis == 0
+    placement, pad = _placement(x, batch_place, treatment, stream, region, tokens), tokens and axis == 0
     if axis == 0:
         x = _whole_blocks(x, treatment, placement, tokens)
     q = impl.quantize(to_backend(x, impl), treatment, axis=axis, placement=placement, pad=pad)
@@ -92,7 +92,7 @@ def quantize(
 @operator(like=lambda x, row_spec, column_spec: (*_empty(x, row_spec, 1), *_empty(x, column_spec, 0)))
 def quantize_dual(
     x: torch.Tensor,
-    place: torch.Tensor,
+    batch_place: torch.Tensor,
     backend: str,
     row_spec: str,
     column_spec: str,
@@ -108,7 +108,7 @@ def quantize_dual(
     """
     impl, specs = backend_of(backend), (parse_spec(row_spec), parse_spec(column_spec))
     row, column = (
-        _placement(x, place, treatment, stream, region, tokens)
+        _placement(x, batch_place, treatment, stream, region, tokens)
         for treatment, stream in zip(specs, (row_stream, column_stream), strict=True)
     )
     filled = _whole_blocks(x, specs[1], column, tokens)
@@ -124,7 +124,7 @@ def quantize_dual(
 
 def _placement(
     x: torch.Tensor,
-    place: torch.Tensor,
+    batch_place: torch.Tensor,
     spec: OperandSpec,
     stream: torch.Tensor,
     region: torch.Tensor,
@@ -138,7 +138,7 @@ def _placement(
     low, high, layer, operand = stream.tolist()
     if not draws(spec):
         return Placement(Stream(0, 0, 0, operand))
-    step, first, total = place.tolist()
+    step, first, total = batch_place.tolist()
     source = Stream(low | high << 32, step, layer, operand)
     if spec.rounding is not Rounding.SR:
         return placed(source) if spec.signs is not SignPolicy.FIXED else Placement(source)

@@ -143,8 +143,8 @@ class LayerDraws:
     def _made(self, gemm: LayerGemm, which: int, values: Tensor, draw: int) -> Operand:
         tensor, layer = OPERANDS[gemm.role][which].tensor, self.captured.layer
         tokens = None if tensor == "w" else values.shape[0]
-        place = operators.step_place(self.captured.step + draw, 0, tokens)
-        return layer.operands(tensor, values, place, (gemm,))[gemm.role]
+        batch_place = operators.batch_place(self.captured.step + draw, 0, tokens)
+        return layer.operands(tensor, values, batch_place, (gemm,))[gemm.role]
 
     def _spread(self, gemm: LayerGemm, sides: tuple[Tensor, Tensor], length: int) -> Spread:
         found = Spread()

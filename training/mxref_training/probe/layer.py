@@ -39,9 +39,9 @@ class Captured:
     """Optimizer step from which random bits come."""
 
     @property
-    def place(self) -> Tensor:
+    def batch_place(self) -> Tensor:
         """Where the batch lies in training: it is the whole of its step."""
-        return operators.step_place(self.step, 0, self.x.shape[0])
+        return operators.batch_place(self.step, 0, self.x.shape[0])
 
     def values(self, tensor: str) -> Tensor:
         """Return `x`, `w` or `dy`."""
@@ -62,7 +62,7 @@ class Captured:
 def treatment(gemm: LayerGemm, which: int) -> Hashable:
     """Return a key of an operand's treatment: with equal source and role, equal keys give equal operands."""
     own = (gemm.kind, gemm.texts[which]) if issubclass(gemm.kind, BlockOperand) else (gemm.kind,)
-    return (*own, *gemm.source.texts) if gemm.source and which else own
+    return (*own, *gemm.requantizes.texts) if gemm.requantizes and which else own
 
 
 class LayerProbe:
@@ -99,7 +99,7 @@ class LayerProbe:
         for tensor, readers in READERS.items():
             keys = {role: _key(gemms[role], which) for role, which in readers}
             reading = [gemms[role] for role, key in keys.items() if key not in self._operands]
-            made = layer.operands(tensor, self.captured.values(tensor), self.captured.place, reading)
+            made = layer.operands(tensor, self.captured.values(tensor), self.captured.batch_place, reading)
             self._operands |= {keys[role]: operand for role, operand in made.items()}
 
     def _product(self, gemm: LayerGemm) -> Row:

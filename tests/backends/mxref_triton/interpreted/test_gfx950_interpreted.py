@@ -119,7 +119,7 @@ def test_training_adds_by_the_kernel_and_changes_no_bit(monkeypatch):
     for in_place in (True, False):
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 32, bias=False))
-        context = convert(model, recipe, backend=TritonBackend(bounded="mfma"), seed=1)
+        context = convert(model, recipe, backend=TritonBackend(bounded="mfma"), seed=1).context
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         data = torch.randn(2, 3, 64, 32, generator=torch.Generator().manual_seed(1))
         bytes_of = []
