@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -52,17 +52,6 @@ def _note_update(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any
 register_optimizer_step_post_hook(_note_update)
 
 
-class _Split(Protocol):
-    # How ranks compute a layer together; `TensorSplit` of `mxref_torch.layer.split` has it, and says what each does.
-    @property
-    def tensors(self) -> frozenset[str]: ...
-    def placements(self, shape: tuple[int, int]) -> dict[str, Placement]: ...
-    def own(self, weight: torch.Tensor) -> torch.Tensor: ...
-    def read(self, x: torch.Tensor) -> torch.Tensor: ...
-    def summed(self, y: torch.Tensor) -> torch.Tensor: ...
-    def largest(self, amax: torch.Tensor) -> torch.Tensor: ...
-
-
 class LayerState(nn.Linear):
     """What `MXLinear` has beside its forward pass: its recipe, its operands, and its place in training."""
 
@@ -82,8 +71,8 @@ class LayerState(nn.Linear):
         self.tally = operators.register_census(self.census)
         self.evaluation_tally = -self.tally
         self._has_scales = False
-        self.split: _Split | None = None
-        """How ranks compute the layer together; None: this process has all of it."""
+        self.split: Any = None
+        """How ranks compute the layer together: a `layer.split.TensorSplit`; None: this process has all of it."""
         self.regions = dict.fromkeys(READERS, operators.WHOLE)
         """Where each tensor lies in that of the whole layer, from `region_words`."""
         self.last_pass: tuple[Any, int, int, Recipe] | None = None
@@ -357,7 +346,7 @@ class LayerState(nn.Linear):
             raise LayerError(f"no tensor of a linear layer is named {tensor!r}; take {', '.join(READERS)}")
         self.regions[tensor] = operators.region_words(placement)
 
-    def take_part(self, split: _Split) -> None:
+    def take_part(self, split: Any) -> None:
         """Compute a part of the layer, as `mxref_torch.layer.split.split_layer` has prepared it."""
         whole = self.out_features, self.in_features
         self.split = split
