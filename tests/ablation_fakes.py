@@ -90,10 +90,10 @@ def ladder(**changes: Any) -> Ladder:
 
 
 def in_process(trainer: Any, backend: Backend, progress: Any = None) -> study.Runner:
-    def run(runs: Sequence[Any], watch: study.Watch, corpus: Any, then: str = "") -> None:
+    def run(runs: Sequence[Any], tally: study.Tally, corpus: Any) -> None:
         for one in runs:
-            watch.begin(one)
-            watch.done(one, train_arm(one, trainer, backend, corpus, progress or ProgressSink()))
+            tally.begin(one)
+            tally.done(one, train_arm(one, trainer, backend, corpus, progress or ProgressSink()))
 
     return run
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 
 import mxref
-from ablation_fakes import FakeCorpus, FakeTrainer, in_process, ladder, run_branches, run_ladder, tiny
+from ablation_fakes import FakeTrainer, in_process, ladder, run_branches, run_ladder, tiny
 from mxref.cli import main
 from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref.tomlio import to_table
@@ -25,7 +25,7 @@ from mxref_training.lab.branches import assemble_branches
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.last_checkpoint import Extra
 from mxref_training.lab.moments import Branch
-from mxref_training.lab.results import summary
+from mxref_training.lab.study import summary
 from mxref_training.progress import ProgressSink
 from mxref_training.report.branches import branch_tables
 from mxref_training.trainer import train
@@ -225,27 +225,20 @@ def test_pairs_and_intervals_over_seeds() -> None:
         facts = {"pair": 0, "seed": 0, "diverged": False, "reason": "", "environment": {}}
         return {**facts, "train_curve": points, "losses": points}
 
-    class Run:
-        def __init__(self, arm: str, seed: int) -> None:
-            self.arm, self.seed = lad.named(arm), seed
-            self.recipe, self.start = lad.resolve(self.arm), type("Start", (), {"step": 4})
-
     ends = {"fp8": (4.0, 4.1, 4.2), "h16": (4.1, 4.3, 4.3)}
-    found: Any = [
-        (Run(arm, seed), record(last)) for arm, values in ends.items() for seed, last in enumerate(values)
-    ]
-    results = assemble_branches(lad, tiny(), found, FakeCorpus(), "numba")
+    found = {(4, arm, seed): record(last) for arm, values in ends.items() for seed, last in enumerate(values)}
+    results = assemble_branches(lad, tiny(), found, {}, "numba")
     h16 = by_name(results, 0)["h16"]
     assert h16["validation_last"]["mean"] == pytest.approx((0.1 + 0.2 + 0.1) / 3)
     # Student's t at 95 % with two degrees of freedom, times the standard error.
     assert h16["validation_last"]["half_width"] == pytest.approx(4.30265 * 0.057735 / 3**0.5, rel=1e-4)
     assert h16["train_last"]["mean"] == pytest.approx((0.1 + 0.2 + 0.1) / 3 / 2)
     assert h16["difference"]["train"][0] == [5, 0.0]
-    backwards = assemble_branches(lad, tiny(), reversed(found), FakeCorpus(), "numba")
+    backwards = assemble_branches(lad, tiny(), dict(reversed(found.items())), {}, "numba")
     assert [arm["name"] for arm in backwards["moments"][0]["arms"]] == ["fp8", "h16"]
     assert by_name(backwards, 0)["h16"]["validation_last"] == h16["validation_last"]
     # Before the trunk's own branch has ended there is nothing to compare with.
-    alone = assemble_branches(lad, tiny(), found[3:], FakeCorpus(), "numba")
+    alone = assemble_branches(lad, tiny(), dict(list(found.items())[3:]), {}, "numba")
     assert by_name(alone, 0)["h16"]["validation_last"] is None
 
 

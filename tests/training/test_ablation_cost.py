@@ -13,7 +13,7 @@ import mxref
 from ablation_fakes import FakeCorpus, FakeTrainer, ladder, run_ladder, tiny
 from mxref.cli import main
 from mxref_training.lab.arm import ArmRun
-from mxref_training.lab.costs import GPUS, UTILISATION, Costs, Estimate, estimate, wall, whole_runs
+from mxref_training.lab.costs import GPUS, UTILISATION, Costs, Estimate, estimate, wall
 from mxref_training.lab.study import Tally, planned
 from mxref_training.model.llama import flops_per_token, parameter_count
 
@@ -55,7 +55,7 @@ def test_runs_start_in_the_place_that_is_free_first() -> None:
 
 def estimated(out: Path, places: int = 2, gpus: int = 1, **changes: Any) -> Estimate:
     lad = ladder(**changes)
-    return estimate(lad, CONFIG, out, whole_runs(planned(lad, 2), CONFIG), places, gpus)
+    return estimate(lad, CONFIG, out, planned(lad, CONFIG, 2), places, gpus)
 
 
 def test_an_estimate_adds_up_from_the_finished_runs(tmp_path: Path) -> None:

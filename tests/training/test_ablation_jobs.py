@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import io
 import json
 import os
 import re
@@ -13,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,23 +19,19 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from rich.console import Console
 
 import mxref
 import warm
 from ablation_fakes import FakeCorpus, FakeTrainer, run_ladder, tiny
 from mxref.cli import main
 from mxref.tomlio import build
-from mxref_training.cli.ablate import REMOVED
-from mxref_training.config import TrainConfig
-from mxref_training.config_files import parse_override
 from mxref_training.distributed.ranks import SOLE
 from mxref_training.errors import ConfigError
 from mxref_training.interrupt import TOGETHER
 from mxref_training.lab import worker
 from mxref_training.lab.arm import ArmRun, Start
-from mxref_training.lab.display import BarsDisplay, LinesDisplay, default_display
 from mxref_training.lab.ladder import Ladder
+from mxref_training.lab.queue import Lines, Remaining
 from mxref_training.lab.study import RESULTS, planned
 from mxref_training.lab.worker import PipeProgress
 from training_setup import newest
@@ -321,24 +315,6 @@ def test_a_second_interrupt_ends_a_child_that_hangs(files: Path, unbroken: Path,
         os.kill(child, 0)
 
 
-@pytest.mark.parametrize("option", REMOVED)
-def test_an_option_of_an_earlier_version_says_what_to_give_instead(option: str) -> None:
-    for words in ([option, "x"], [f"{option}=x"]):
-        found = CliRunner().invoke(main, ["ablate", "paper", *words])
-        assert found.exit_code == 2
-        said = " ".join(found.stderr.replace("│", " ").split())
-        assert f"there is no {option} any more: " in said
-        keys = re.findall(r"--set '?([a-z_.]+=[^\s')]+)", said)
-        for key in keys:  # the key exists; its value is checked where it is read
-            name = key.partition("=")[0]
-            into = Ladder if name.partition(".")[0] in ("branch", "last", "train") else TrainConfig
-            with suppress(ConfigError):
-                parse_override(key, into)
-            with pytest.raises(ConfigError, match="unknown key"):
-                parse_override(f"{name}x=1", into)
-        assert keys or "--arms=" in said or "CUDA_VISIBLE_DEVICES" in said or "--estimate" in said
-
-
 @pytest.mark.long
 def test_a_run_on_two_ranks_gives_the_losses_of_one(files: Path, unbroken: Path, tmp_path: Path) -> None:
     backend = ["--backend", "reference"]  # a file of a user's is no backend that two ranks need
@@ -395,8 +371,8 @@ TWO = {
 
 def test_repetitions_of_the_reference_are_planned_once() -> None:
     ladder = build(Ladder, {"title": "", "train": {"preset": "tiny"}, **TWO}, "test.toml")
-    assert [(arm.name, seed) for arm, seed in planned(ladder, 2)] == [("fp8", 0), ("again", 0), ("fp8", 1)]
-    assert [(arm.name, seed) for arm, seed in planned(ladder, 1, ["fp8"])] == [("fp8", 0)]
+    assert [run.place.name for run in planned(ladder, tiny(), 2)] == ["fp8", "again", "fp8.seed1"]
+    assert [run.place.name for run in planned(ladder, tiny(), 1, ["fp8"])] == ["fp8"]
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "many", "1.5", ""])
@@ -432,41 +408,10 @@ def test_a_process_refuses_a_run_that_is_no_longer_the_same(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_bars_of_the_arms_that_train() -> None:
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=True, width=80, color_system=None)
-    with BarsDisplay(console, 3) as display:
-        bar = display.arm("all-rht16-fixed")
-        bar.start("label", 4, 10, 512)
-        bar.validation(4, 5.5)
-        bar.step(5, 5.25)
-        time.sleep(0.05)  # a pace that fits its column
-        bar.step(6, None)
-        bar.note("step 6 skipped: [loss]")
-        display._bars.refresh()
-        shown = out.getvalue()
-        assert "all-rht16-fixed: step 6 skipped: [loss]" in shown
-        line = next(line for line in reversed(shown.splitlines()) if "6/10" in line)
-        assert "all-rht16-fixed" in line
-        assert "val 5.5000 loss 5.2500" in line
-        assert "tok/s" in line
-        assert len(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line)) <= 80
-        out.seek(0)
-        out.truncate()
-        bar.stop()
-        display.done()
-        display._bars.refresh()
-        assert "1/3" in out.getvalue()
-        assert "6/10" not in out.getvalue().splitlines()[-1]
-
-
-def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    display = default_display(2, 3)
-    assert isinstance(display, LinesDisplay)
-    with display:
-        sink = display.arm("fp8")
-        sink.start("FP8", 0, 2, 512)
-        sink.step(1, 5.0)
-        sink.step(2, 4.0)
-        display.done()
-    assert re.fullmatch(r"fp8: step 2/2 loss 4.0000 [\d,]+ tokens/s ETA 0:00\n", capsys.readouterr().err)
+def test_lines_of_progress_name_the_run_and_the_time_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+    sink = Lines("fp8", 0, 2, Remaining(4))
+    sink.start("FP8", 0, 2, 512)
+    sink.step(1, 5.0)
+    sink.step(2, 4.0)
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"fp8: step 2/2 loss 4.0000 [\d,]+ tokens/s ETA 0:00, all runs 0:00\n", said)

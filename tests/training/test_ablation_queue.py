@@ -16,7 +16,7 @@ from mxref.capabilities import Capabilities
 from mxref_training.data.corpus import TokenCorpus, prepare_corpus
 from mxref_training.errors import ConfigError, DataError
 from mxref_training.interrupt import Interrupted
-from mxref_training.lab import display, queue
+from mxref_training.lab import queue
 from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.costs import Costs
 from mxref_training.lab.ladder import Ladder
@@ -49,7 +49,7 @@ def corpus(config: Any) -> Any:
 
 
 def order(lad: Ladder, seeds: int | None) -> list[str]:
-    return [arm.name if seed == 0 else f"{arm.name}.seed{seed}" for arm, seed in planned(lad, seeds)]
+    return [run.place.name for run in planned(lad, tiny(), seeds)]
 
 
 def test_pairs_are_complete_early_and_the_reference_comes_first() -> None:
@@ -268,24 +268,27 @@ def test_when_the_time_is_up_runs_stop_with_a_checkpoint_and_the_next_call_goes_
 @pytest.mark.parametrize("why", ["SIGTERM", "the time is up"])
 def test_a_signal_behind_the_last_report_of_the_last_child_stops_what_follows(why: str) -> None:
     request = SimpleNamespace(signal=why if why == "SIGTERM" else "")
-    batch = _Batch(Queue([], ""), [a_run("fp8")], None, None, request, None)  # type: ignore[arg-type]
+    batch = _Batch(Queue([], ""), [a_run("fp8")], None, request, None)  # type: ignore[arg-type]
     batch.waiting.clear()
     batch.why = "" if request.signal else why
-    batch.conclude("")
     with pytest.raises(
-        Interrupted, match=f"{why}: 1 of 1 runs finished; the same command goes on with the probe"
+        Interrupted, match=f"{why}: 1 of 1 runs finished; the same command goes on from there"
     ):
-        batch.conclude("the probe")
+        batch.conclude()
 
 
 def test_the_reference_of_a_seed_starts_first_and_then_the_longest_runs() -> None:
     seconds = {"fp8": 3.0, "bf16": 1.0, "h16": 5.0}
-    runs = [SimpleNamespace(arm=SimpleNamespace(name=n), seed=seed) for seed in (0, 1) for n in seconds]
+    runs = [
+        SimpleNamespace(arm=SimpleNamespace(name=n), seed=seed, span=(0, 1))
+        for seed in (0, 1)
+        for n in seconds
+    ]
     known: dict[str, float] = {}
     own = SimpleNamespace(
         allows=lambda run: True, costs=SimpleNamespace(expected=lambda run: known.get(run.arm.name))
     )
-    batch = _Batch(own, runs, None, None, SimpleNamespace(signal=""), None)  # type: ignore[arg-type]
+    batch = _Batch(own, runs, None, SimpleNamespace(signal=""), None)  # type: ignore[arg-type]
     started = []
     while (run := batch._next()) is not None:
         started.append((run.arm.name, run.seed))
@@ -293,22 +296,12 @@ def test_the_reference_of_a_seed_starts_first_and_then_the_longest_runs() -> Non
     assert started == [("fp8", 0), ("bf16", 0), ("h16", 0), ("fp8", 1), ("h16", 1), ("bf16", 1)]
 
 
-def test_the_remaining_time_is_that_of_the_speeds_and_the_runs_that_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_remaining_time_is_that_of_the_steps_of_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(display.time, "monotonic", lambda: now)
-    fast, slow = display.Pace(), display.Pace()
-    assert display.remaining([fast], []) is None  # it loads
-    fast.start(0, 10)
-    slow.start(5, 10)  # resumed
-    assert display.remaining([fast, slow], []) is None
+    monkeypatch.setattr(queue.time, "monotonic", lambda: now)
+    left = queue.Remaining(30)
+    left.skip(10)  # a resumed run
+    assert left.seconds == 0
     now = 8.0
-    fast.step(4)
-    slow.step(7)
-    assert display.remaining([fast, slow], []) == 12
-    now = 9.0
-    assert display.remaining([fast, slow], []) == 11
-    # Both places are free after 11 s. Unknown runs take (30 + 20 + 40) / 3 s: 30 and 30, then none.
-    assert display.remaining([fast, slow], [30, None]) == 11 + 30
-    assert display.remaining([fast, slow], [None, 30, None]) == 11 + 60
+    left.take(4)
+    assert left.seconds == 16 * 8 / 4

@@ -168,7 +168,7 @@ def test_a_ladder_whose_file_names_no_seeds_plans_those_of_the_call() -> None:
     assert found["freedom"] == 3 * 3 - 3 - 3 + 1
 
 
-def test_sentences_say_what_would_decide() -> None:
+def test_sentences_say_what_would_decide_and_that_pairs_scatter() -> None:
     none = Divergence(0, 3, 0, 3)
     wide = Difference(3, 0.001, 0.01, 60)
     assert sentence(Outcome.UNDERPOWERED, wide, none, 40).endswith("; about 40 seeds would tell.")
@@ -176,3 +176,6 @@ def test_sentences_say_what_would_decide() -> None:
     assert "less than the bound of equality" in sentence(
         Outcome.HIGHER, Difference(3, 0.004, 0.001, 60), none, None
     )
+    for own_spread, marked in ((0.015, False), (0.025, True)):
+        found = Difference(3, 0.05, 0.01 / math.sqrt(3), 80, own_spread=own_spread)
+        assert ("scatter" in sentence(Outcome.HIGHER, found, none, None)) is marked

@@ -90,11 +90,9 @@ def first_taken_for_crossed(curve: Any, target: float) -> Crossing:
 def _paired(partner: Callable[[_Study, int], int]) -> Plant:
     """The reference of another pair than the arm's own."""
 
-    def overhead(self: _Study, arm: Any) -> Overhead | None:
-        pairs = [
-            (self._crossing(r, r["pair"]), self.crossings[partner(self, r["pair"])])
-            for r in self.records[arm.name]
-        ]
+    def overhead(self: _Study, arm: str) -> Overhead | None:
+        found = self.measures.crossings[arm].items()
+        pairs = [(crossing, self.crossings[partner(self, pair)]) for pair, crossing in found]
         return results.overhead(pairs, self.noise, self.resolution)
 
     return lambda patch: patch.setattr(_Study, "_overhead", overhead)

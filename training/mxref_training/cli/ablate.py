@@ -29,42 +29,8 @@ _OF_THE_LADDER = ("branch", "last", "target", "train")
 """Tables of a ladder's file whose keys `--set` changes too."""
 
 
-def _key(key: str, value: str) -> str:
-    return f"set {key} in the ladder's file, or give --set '{key}={value}'"
-
-
-REMOVED = {
-    "--config": _key("train.preset", "NAME"),
-    "--data": "give --set data.train=PATH",
-    "--val": "give --set data.val=PATH",
-    "--tokenizer": "give --set data.tokenizer=FILE",
-    "--steps": "give --set run.steps=N",
-    "--shadow": "give --set run.shadow=SHARE",
-    "--telemetry": "give --set run.telemetry_every=N",
-    "--without": "give --arms=-NAME",
-    "--devices": "all GPUs that PyTorch sees are used: CUDA_VISIBLE_DEVICES=0,1 in the environment chooses some",
-    "--keep-checkpoints": _key("last.keep", '["ARM"]'),
-    "--last-val": _key("last.val", '["PATH"]'),
-    "--last-recipe": _key("last.recipes", '["NAME"]'),
-    "--probe": _key("last.probe", "true"),
-    "--moments": _key("branch.moments", '["50%"]'),
-    "--updates": _key("branch.updates", "N"),
-    "--calibrate": "--estimate and --max-minutes count by the runs that have finished",
-}
-"""Options of an earlier version, and what to give instead."""
-
-
-class _Ablate(OneProcess):
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse; UsageError for an option of an earlier version."""
-        for word in args:
-            if instead := REMOVED.get(word.partition("=")[0]):
-                raise click.UsageError(f"there is no {word.partition('=')[0]} any more: {instead}", ctx)
-        return super().parse_args(ctx, args)
-
-
 @click.command(
-    cls=_Ablate,
+    cls=OneProcess,
     instead="it uses all GPUs by itself, --gpus-per-run N gives each run N of them, and `mxref train` under torchrun "
     "trains one model on all",
 )
@@ -207,20 +173,21 @@ def ablate(
     from mxref_training.lab.branches import branch_runs, run_branches
     from mxref_training.lab.costs import Costs
     from mxref_training.lab.last_checkpoint import prepare
-    from mxref_training.lab.queue import Queue, make_slots, on_share
+    from mxref_training.lab.queue import TO_STOP, Queue, make_slots, on_share
     from mxref_training.lab.study import planned, run_ladder
 
     chosen, why = default_backend(backend, config.run.device)
     computes = get_backend(chosen)
     echo(f"ladder {ladder}, backend {chosen} ({why}), writing to {folder}", err=True)
-    runs = branch_runs(loaded, config, seeds, names) if branches else planned(loaded, seeds, names)
+    runs = (branch_runs if branches else planned)(loaded, config, seeds, names)
     slots = make_slots(jobs, gpus_per_run, config, computes, len(single or runs))
     config = on_share(config, slots) if len(slots) > 1 or gpus_per_run > 1 else config
     _preflight(loaded, config, names, computes, slots)
     costs = Costs()
+    deadline = None if max_minutes is None else began + 60 * max_minutes - TO_STOP
     shared: dict[str, Any] = {
         "backend": computes,
-        "runner": Queue.within(max_minutes, began, slots, chosen, costs),
+        "runner": Queue(slots, chosen, costs, deadline),
         "corpus": lambda: prepare_corpus(config),
         "seeds": seeds,
         "arms": names,
@@ -232,8 +199,7 @@ def ablate(
         if branches:
             show_branches(run_branches(loaded, config, folder, **shared), folder)
             return
-        then = "the probe" if loaded.last.probe else ""
-        results = run_ladder(loaded, config, folder, single=single, ranks=gpus_per_run, then=then, **shared)
+        results = run_ladder(loaded, config, folder, single=single, ranks=gpus_per_run, **shared)
     except Interrupted as err:
         echo(f"interrupted: {err}", err=True)
         ctx.exit(EXIT_INTERRUPTED)
@@ -313,13 +279,9 @@ def _estimate(
     """Print what the missing runs take; no data is read, and nothing is allocated."""
     from mxref_training.cli.ablate_pages import show_estimate
     from mxref_training.lab.branches import branch_runs
-    from mxref_training.lab.costs import estimate, whole_runs
+    from mxref_training.lab.costs import estimate
     from mxref_training.lab.study import planned
 
-    runs = (
-        branch_runs(ladder, config, seeds, names)
-        if branches
-        else whole_runs(planned(ladder, seeds, names), config)
-    )
+    runs = (branch_runs if branches else planned)(ladder, config, seeds, names)
     places = jobs or 1
     show_estimate(estimate(ladder, config, out, runs, places, gpus_per_run), places, gpus_per_run)

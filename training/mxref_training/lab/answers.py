@@ -209,14 +209,9 @@ def _direction(bounds: set[Reach]) -> int:
 def _loss(found: Difference | None, corrected: float | None) -> dict[str, Any] | None:
     if found is None:
         return None
-    return {
-        "nats": found.estimate,
-        "low": found.low,
-        "high": found.high,
-        "p": found.p,
+    return found.numbers | {
         "corrected_p": corrected,
         "equal_p": found.equal_p(EQUAL_NATS),
-        "freedom": found.freedom,
         "own": found.own,
         "own_spread": found.own_spread,
         "noisy": found.is_noisy,
@@ -244,7 +239,6 @@ def explored(ladder: Ladder, losses: Runs, slopes: Runs) -> dict[str, Any]:
     rows: list[Row] = []
     for contrast in contrasts:
         sides = contrast.arm, contrast.against
-        seeds = sorted(set(losses[contrast.arm]) & set(losses[contrast.against]))
         rows.append(
             {
                 "name": contrast.name,
@@ -252,8 +246,8 @@ def explored(ladder: Ladder, losses: Runs, slopes: Runs) -> dict[str, Any]:
                 "against": contrast.against,
                 "question": contrast.question,
                 "declared": contrast in ladder.contrast,
-                "loss": _paired(losses, pools, sides, noisy) | {"pairs": _apart(losses, sides, seeds)},
-                "slope": _paired(slopes, slope_pools, sides, noisy) | {"pairs": _apart(slopes, sides, seeds)},
+                "loss": _paired(losses, pools, sides, noisy),
+                "slope": _paired(slopes, slope_pools, sides, noisy),
             }
         )
     _correct(rows)
@@ -306,7 +300,7 @@ def combined(results: Sequence[Mapping[str, Any]]) -> list[Row]:
             spread = stdev(pairs) if len(pairs) > 1 else math.nan
             error = spread / math.sqrt(len(pairs)) if len(pairs) > 1 else math.inf
             own = Difference(len(pairs), fmean(pairs), error, len(pairs) - 1, own_spread=spread)
-            row[measure] = _numbers(own) | {
+            row[measure] = own.numbers | {
                 "pairs": pairs,
                 "ladders": of_ladders,
                 "same_sign": same_sign(pairs),
@@ -326,25 +320,14 @@ def _rounds_fprop(recipe: Recipe) -> bool:
     return any(operand.rounding is Rounding.SR for operand in (recipe.fprop.x, recipe.fprop.w))
 
 
-def _apart(runs: Runs, sides: tuple[str, str], seeds: Sequence[int]) -> list[list[float]]:
-    arm, against = sides
-    return [[seed, runs[arm][seed] - runs[against][seed]] for seed in seeds]
-
-
 def _paired(runs: Runs, pools: Pools, sides: tuple[str, str], noisy: Sequence[str]) -> dict[str, Any]:
+    """Return the difference of two arms, and that of each pair."""
+    one, other = (runs[side] for side in sides)
     pool = pools.between(sides, noisy)
-    found = difference(runs[sides[0]], runs[sides[1]], pool, outside=bool(set(sides) & set(pool.outside)))
+    found = difference(one, other, pool, outside=bool(set(sides) & set(pool.outside)))
     assert found is not None
-    return _numbers(found)
-
-
-def _numbers(found: Difference) -> dict[str, Any]:
-    return {
-        "nats": found.estimate,
-        "low": found.low,
-        "high": found.high,
-        "p": found.p,
-        "freedom": found.freedom,
+    return found.numbers | {
+        "pairs": [[seed, one[seed] - other[seed]] for seed in sorted(one.keys() & other.keys())]
     }
 
 

@@ -85,8 +85,6 @@ class ArmRun:
     @property
     def title(self) -> str:
         """Name in messages."""
-        if isinstance(self.key.get(DESIGN), str):
-            return f"calibration of {self.name}"
         return f"{self.name} from step {self.start.step}" if self.start else self.name
 
     @property

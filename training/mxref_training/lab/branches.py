@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
@@ -21,12 +21,12 @@ from mxref_training.config import Schedule
 from mxref_training.errors import ConfigError
 from mxref_training.lab.arm import DESIGN, ArmRun, Start, fingerprint, run_name
 from mxref_training.lab.contrasts import student_point
-from mxref_training.lab.costs import Costs, Planned
+from mxref_training.lab.costs import Costs
 from mxref_training.lab.ladder import Arm, Ladder
 from mxref_training.lab.last_checkpoint import VALIDATION, Extra
 from mxref_training.lab.moments import Branch
-from mxref_training.lab.result_file import Record, digest, plain, write_json
-from mxref_training.lab.study import Runner, Tally, require_runnable, seeded
+from mxref_training.lab.result_file import Record, digest, write_json
+from mxref_training.lab.study import Planned, Runner, Tally, require_runnable, seeded
 from mxref_training.sources import code_digest
 
 if TYPE_CHECKING:
@@ -91,41 +91,63 @@ def run_branches(
                 f"--arms=-{arm.name} leaves the arm out"
             )
     code, tokens = code_digest(), corpus()
-    plan = _Plan(ladder, config, out, design, moments, backend, tokens, code, extra(tokens))
-    count = design.seeds if seeds is None else seeds
-    trunks = [plan.trunk(seed) for seed in range(count)]
+    evaluated = extra(tokens)
+
+    def run(place: Path, arm: Arm, seed: int, config: TrainConfig, design: dict[str, Any]) -> ArmRun:
+        recipe = ladder.resolve(arm)
+        key = fingerprint(config, recipe, backend, tokens, code) | ({DESIGN: design} if design else {})
+        return ArmRun(out / place, arm, seed, config, recipe, key, str(tokens.report))
+
+    def trunk_of(seed: int) -> ArmRun:
+        """Return the run that has the checkpoints, or makes them."""
+        own = seeded(config, ladder.trunk, seed)
+        whole = run(Path(), ladder.trunk, seed, own, {})
+        if whole.has_begun() and all(_checkpoint(whole.folder, step).exists() for step in moments):
+            return whole
+        own = replace(own, run=replace(own.run, checkpoint_every=0, keep=_ALL))
+        made = run(Path(_FOLDER, "trunk"), ladder.trunk, seed, own, {"moments": list(moments)})
+        return replace(made, stops=tuple(moments))
+
+    def branch_of(trunk: ArmRun, arm: Arm, step: int) -> ArmRun:
+        """Return the run of an arm that goes on from a step of a trunk."""
+        same = {key: value for key, value in trunk.key.items() if key != DESIGN}
+        place = {"from": trunk.arm.name, "trunk": digest(same)[:12], "step": step, "updates": design.updates}
+        place |= {"anneal": True} if design.anneal else {}
+        own = branch_config(seeded(config, arm, trunk.seed), design, step)
+        return replace(
+            run(branch_place(step), arm, trunk.seed, own, place),
+            start=Start(trunk.folder, step),
+            stops=(step + design.updates,),
+            keep_checkpoints=False,
+            extra=evaluated,
+        )
+
+    trunks = [trunk_of(seed) for seed in range(design.seeds if seeds is None else seeds)]
     branches = [
-        plan.branch(trunk, arm, step)
-        for trunk in trunks
-        for step in moments
-        for arm in branching(ladder, None)
+        branch_of(trunk, arm, step) for trunk in trunks for step in moments for arm in branching(ladder, None)
     ]
     wanted = [run for run in branches if run.arm in chosen]
 
     def results(records: dict[str, Record]) -> dict[str, Any]:
-        found = ((run, records[run.title]) for run in branches if run.title in records)
+        found = {
+            (run.start.step, run.arm.name, run.seed): records[run.title]
+            for run in branches
+            if run.start and run.title in records
+        }
         shared = branch_config(config, replace(design, anneal=False), moments[0])
-        table = assemble_branches(ladder, shared, found, tokens, backend.name)
-        written: dict[str, Any] = plain(table)
-        write_json(out / RESULTS, written)
+        data = {"hashes": dict(tokens.hashes), "report": str(tokens.report)}
+        table = assemble_branches(ladder, shared, found, data, backend.name)
+        written: dict[str, Any] = write_json(out / RESULTS, table)
         return written
 
-    tally = Tally(branches, wanted, results, say)
-    if costs:
-        for record in tally.records.values():
-            costs.learn_record(record)
-    missing = [run for run in wanted if run.title not in tally.records]
-    needed = [trunk for trunk in trunks if _is_needed(trunk, missing)]
+    tally = Tally(branches, wanted, results, say, costs)
+    needed = [trunk for trunk in trunks if _is_needed(trunk, tally.missing)]
     for trunk in needed:
         if trunk.finished():
             say(f"{trunk.title}: its checkpoints are gone, so it is trained again")
             trunk.forget()
-    at_trunks = Tally(needed, needed, lambda records: None, say)
-    runner(at_trunks.unfinished(), at_trunks, tokens, then="the branches")
-    try:
-        runner(tally.unfinished(), tally, tokens)
-    finally:
-        final = results(tally.records)
+    Tally(needed, needed, lambda records: None, say).train(runner, tokens)
+    final: dict[str, Any] = tally.train(runner, tokens)
     return final
 
 
@@ -164,15 +186,12 @@ def branch_runs(
     moments = design.steps(config.run.steps)
     found = []
     for seed in range(design.seeds if seeds is None else seeds):
-        name = run_name(ladder.trunk.name, seed)
-        found.append(Planned(ladder.trunk, moments[-1], Path(_FOLDER, "trunk", "arms", name)))
+        place = Path(_FOLDER, "trunk", "arms", run_name(ladder.trunk.name, seed))
+        found.append(Planned(ladder.trunk, seed, moments[-1], place))
         for step in moments:
-            found += [
-                Planned(
-                    arm, design.updates, branch_place(step) / "arms" / run_name(arm.name, seed), whole=False
-                )
-                for arm in branching(ladder, arms)
-            ]
+            for arm in branching(ladder, arms):
+                place = branch_place(step) / "arms" / run_name(arm.name, seed)
+                found.append(Planned(arm, seed, design.updates, place, whole=False))
     return found
 
 
@@ -186,59 +205,15 @@ def _checkpoint(folder: Path, step: int) -> Path:
     return folder / "checkpoints" / f"step-{step}"
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What all runs of the design share."""
-
-    ladder: Ladder
-    config: TrainConfig
-    out: Path
-    design: Branch
-    moments: Sequence[int]
-    backend: Backend
-    tokens: Any
-    code: str
-    extra: Extra
-
-    def trunk(self, seed: int) -> ArmRun:
-        """Return the run that has the checkpoints, or makes them."""
-        arm = self.ladder.trunk
-        config = seeded(self.config, arm, seed)
-        plainly = self._run(self.out, arm, seed, config, {})
-        if plainly.has_begun() and all(_checkpoint(plainly.folder, step).exists() for step in self.moments):
-            return plainly
-        config = replace(config, run=replace(config.run, checkpoint_every=0, keep=_ALL))
-        made = self._run(self.out / _FOLDER / "trunk", arm, seed, config, {"moments": list(self.moments)})
-        return replace(made, stops=tuple(self.moments))
-
-    def branch(self, trunk: ArmRun, arm: Arm, step: int) -> ArmRun:
-        """Return the run of an arm that goes on from a step of a trunk."""
-        design = self.design
-        config = branch_config(seeded(self.config, arm, trunk.seed), design, step)
-        same = {key: value for key, value in trunk.key.items() if key != DESIGN}
-        place = {"from": trunk.arm.name, "trunk": digest(same)[:12], "step": step, "updates": design.updates}
-        place |= {"anneal": True} if design.anneal else {}
-        made = self._run(self.out / branch_place(step), arm, trunk.seed, config, place)
-        return replace(
-            made,
-            start=Start(trunk.folder, step),
-            stops=(step + design.updates,),
-            keep_checkpoints=False,
-            extra=self.extra,
-        )
-
-    def _run(self, out: Path, arm: Arm, seed: int, config: TrainConfig, place: dict[str, Any]) -> ArmRun:
-        recipe = self.ladder.resolve(arm)
-        key = fingerprint(config, recipe, self.backend, self.tokens, self.code)
-        key |= {DESIGN: place} if place else {}
-        return ArmRun(out, arm, seed, config, recipe, key, str(self.tokens.report))
-
-
 # ---- the numbers ----
 
 
 def assemble_branches(
-    ladder: Ladder, config: TrainConfig, found: Iterable[tuple[ArmRun, Record]], corpus: Any, backend: str
+    ladder: Ladder,
+    config: TrainConfig,
+    found: Mapping[tuple[int, str, int], Record],
+    data: dict[str, Any],
+    backend: str,
 ) -> dict[str, Any]:
     """Return the results of the branch design, as plain values.
 
@@ -248,24 +223,21 @@ def assemble_branches(
     Args:
         ladder: the arms, and the design.
         config: the configuration that all runs share.
-        found: finished branches and their records.
-        corpus: the shared tokens; `hashes` and `report` are kept.
+        found: the records of finished branches by step, arm and seed.
+        data: hashes of the shared tokens, and a line about their documents.
         backend: name of the backend.
     """
     by_moment: dict[int, dict[str, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
-    runs: dict[str, ArmRun] = {}
-    for run, record in found:
-        if run.start:
-            by_moment[run.start.step][run.arm.name][run.seed] = record
-            runs[run.arm.name] = run
+    for (step, name, seed), record in found.items():
+        by_moment[step][name][seed] = record
     trunk = ladder.trunk.name
     # The trunk's own branch need not be the first that has ended.
-    names = [trunk, *(arm.name for arm in ladder.arm if arm.name != trunk)]
+    arms = [ladder.trunk, *(arm for arm in ladder.arm if arm.name != trunk)]
     moments = [
         {
             "step": step,
             "tokens": step * config.run.step_tokens,
-            "arms": [_row(runs[name], of[name], of.get(trunk, {})) for name in names if name in of],
+            "arms": [_row(ladder, arm, of[arm.name], of.get(trunk, {})) for arm in arms if arm.name in of],
         }
         for step, of in sorted(by_moment.items())
     ]
@@ -275,23 +247,25 @@ def assemble_branches(
         "mxref": mxref.__version__,
         "backend": backend,
         "config": to_table(config),
-        "design": to_table(ladder.branch) | {"trunk": ladder.trunk.name},
-        "data": {"hashes": dict(corpus.hashes), "report": str(corpus.report)},
+        "design": to_table(ladder.branch) | {"trunk": trunk},
+        "data": data,
         "last": LAST,
         "moments": moments,
     }
 
 
-def _row(run: ArmRun, records: Mapping[int, Record], trunk: Mapping[int, Record]) -> dict[str, Any]:
+def _row(
+    ladder: Ladder, arm: Arm, records: Mapping[int, Record], trunk: Mapping[int, Record]
+) -> dict[str, Any]:
     pairs = [(records[seed], trunk[seed]) for seed in sorted(records) if seed in trunk]
     train = [_less(curve(a, "train_curve"), curve(b, "train_curve")) for a, b in pairs]
     validation = [_less(curve(a, "losses"), curve(b, "losses")) for a, b in pairs]
     kept = ("pair", "seed", "diverged", "reason", "losses", "train_curve", "environment", "last")
     return {
-        "name": run.arm.name,
-        "label": run.arm.label,
-        "stage": run.arm.stage,
-        "recipe": run.recipe.digest,
+        "name": arm.name,
+        "label": arm.label,
+        "stage": arm.stage,
+        "recipe": ladder.resolve(arm).digest,
         "runs": [
             {key: record[key] for key in kept if key in record} for _, record in sorted(records.items())
         ],

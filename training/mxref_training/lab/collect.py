@@ -1,9 +1,8 @@
 """Brings results of several folders, archives and machines together, after checks that they are of one ladder.
 
 A result stands alone, so no checkpoint and no log is needed. An archive is a text file with one result a line. The
-results must agree in model, data, optimizer,
-run, backend and code, and each recipe must be that of the ladder's arm. A run that was trained twice must have equal
-bits, unless a compiler chose its kernels by their time.
+results must agree in model, data, optimizer, run, backend and code, and each recipe must be that of the ladder's arm.
+A run that was trained twice must have equal bits, unless a compiler chose its kernels by their time.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from mxref.tomlio import merge, to_table
 from mxref_training.config_files import recorded_config
 from mxref_training.errors import ConfigError
 from mxref_training.lab import result_file
-from mxref_training.lab.arm import DESIGN, ArmRun, Start, differences, run_name, set_aside
+from mxref_training.lab.arm import DESIGN, differences, run_name, set_aside
 from mxref_training.lab.branches import RESULTS as BRANCHES
 from mxref_training.lab.branches import assemble_branches, branch_place
 from mxref_training.lab.ladder import Ladder
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from mxref_training.config import TrainConfig
 
 _SHOWN = 3  # results that an error names
+_NAME_IT = "name the ladder that these results are of"
 
 
 @dataclass(frozen=True)
@@ -55,22 +55,26 @@ class Found:
         return run_name(self.record["arm"], self.record["pair"])
 
     @property
-    def design(self) -> dict[str, Any] | None:
-        """Where the run starts and ends; None if it is a whole one."""
-        design: dict[str, Any] | None = self.table["key"].get(DESIGN)
-        return design
+    def design(self) -> dict[str, Any]:
+        """Where the run starts and ends; empty if it is a whole one."""
+        return self.table["key"].get(DESIGN) or {}
+
+    @property
+    def step(self) -> int:
+        """The step at which a branch starts."""
+        step: int = self.design.get("step", 0)
+        return step
 
     @property
     def is_placed(self) -> bool:
         """Whether repetition and step, which its directory is named by, are integers from 0 on."""
-        step = self.design["step"] if self.design else 0
-        return all(type(number) is int and number >= 0 for number in (self.record.get("pair"), step))
+        return all(type(number) is int and number >= 0 for number in (self.record.get("pair"), self.step))
 
     @property
     def place(self) -> Path:
         """The directory of the run in that of its ladder."""
         arms = Path("arms", self.name)
-        return branch_place(self.design["step"]) / arms if self.design else arms
+        return branch_place(self.step) / arms if self.design else arms
 
     @property
     def shared(self) -> dict[str, Any]:
@@ -80,7 +84,7 @@ class Found:
         rest = {name: part for name, part in key.items() if name not in ("recipe", "phases", DESIGN)}
         return rest | {
             "run": run,
-            DESIGN: {k: v for k, v in (self.design or {}).items() if k not in ("step", "trunk")},
+            DESIGN: {k: v for k, v in self.design.items() if k not in ("step", "trunk")},
         }
 
     @property
@@ -95,9 +99,19 @@ class Found:
         return str(self.table["key"]["backend"]["name"])
 
     @property
+    def data(self) -> dict[str, Any]:
+        """Hashes of the tokens, and a line about their documents."""
+        return {"hashes": self.table["key"]["data"], "report": self.table["corpus"]}
+
+    @property
     def device(self) -> str:
         """The device that computed it."""
         return str(self.record["environment"].get("hardware", {}).get("device", "unknown"))
+
+    def __str__(self) -> str:
+        """Where the result is, and what computed it."""
+        versions = self.record["environment"].get("versions", {})
+        return f"{self.path} ({self.device}, torch {versions.get('torch', 'unknown')})"
 
 
 def results_in(source: Path, *, required: bool = True) -> Iterator[Found]:
@@ -120,8 +134,8 @@ def results_in(source: Path, *, required: bool = True) -> Iterator[Found]:
         )
     for path, table in tables:
         found = table and Found(path, table)
-        # A trunk is kept for its checkpoints, and a calibration for its times: neither is compared.
-        if found and found.design is not None and "step" not in found.design:
+        # A trunk is kept for its checkpoints, and is not compared.
+        if found and found.design and "step" not in found.design:
             continue
         if not found or not found.is_placed:
             raise FileFormatError(
@@ -145,21 +159,6 @@ def parting(one: Found, other: Found) -> str:
 
 def _curves(result: Found) -> dict[str, list[Any]]:
     return {"validation": result.record["losses"], "training": result.record["train_curve"]}
-
-
-def where(result: Found) -> str:
-    """Return the device and the version of PyTorch that a result was computed with."""
-    facts = result.record["environment"]
-    versions = facts.get("versions", {})
-    return f"{result.device}, torch {versions.get('torch', 'unknown')}"
-
-
-@dataclass(frozen=True)
-class _Corpus:
-    """The facts about the tokens that the results record."""
-
-    hashes: dict[str, str]
-    report: str
 
 
 @dataclass(frozen=True)
@@ -193,118 +192,87 @@ def collect(
     found = [*results_in(out, required=not others), *(f for folder in others for f in results_in(folder))]
     for result in found:
         _require_arm(ladder, result)
-    whole, branches = ([f for f in found if (f.design is None) is plainly] for plainly in (True, False))
-    for results in (whole, branches):
-        if results:
-            _require_one_ladder(ladder, results)
-            _config(ladder, results)
+    for branched in (False, True):
+        if group := [result for result in found if bool(result.design) is branched]:
+            _require_one_ladder(ladder, group)
+            _config(ladder, group)
     _require_one_ladder(ladder, found, ("model", "optim", "data", "backend", "code"))
     runs = _once(found, say)
-    for result in runs.values():
+    for result in runs:
         _keep(result, out, say)
-    say(
-        f"{counted(len(runs), 'run')} in {out}, trained on {', '.join(sorted({r.device for r in runs.values()}))}"
-    )
+    say(f"{counted(len(runs), 'run')} in {out}, trained on {', '.join(sorted({r.device for r in runs}))}")
     if found[0].table["key"]["code"] != code_digest():
         say("they were trained by other code than this: 'mxref ablate' would train them again")
-    kept = sorted(runs.values(), key=lambda result: result.record["pair"])
+    runs.sort(key=lambda result: result.record["pair"])
     return Collected(
-        _compare_runs(ladder, [f for f in kept if f.design is None], out, say),
-        _compare_branches(ladder, [f for f in kept if f.design], out, say),
+        _compare_runs(ladder, [result for result in runs if not result.design], out, say),
+        _compare_branches(ladder, [result for result in runs if result.design], out, say),
     )
 
 
 def _compare_runs(
     ladder: Ladder, runs: Sequence[Found], out: Path, say: Callable[[str], None]
 ) -> dict[str, Any] | None:
-    if not runs:
-        return None
-    config = _config(ladder, runs)
     by_arm: dict[str, list[Record]] = {arm.name: [] for arm in ladder.arm}
     for result in runs:
         by_arm[result.record["arm"]].append(result.record)
     if not by_arm[ladder.reference.name]:
-        say(f"no run of {ladder.reference.name}, the reference, so there is nothing to compare with")
+        if runs:
+            say(f"no run of {ladder.reference.name}, the reference, so there is nothing to compare with")
         return None
-    seeds = 1 + max(result.record["pair"] for result in runs)
-    planned = sum(max(ladder.repetitions(arm), len(by_arm[arm.name])) for arm in ladder.arm)
-    results = assemble(
+    table = assemble(
         ladder,
-        config,
+        _config(ladder, runs),
         by_arm,
-        seeds=seeds,
-        planned=planned,
-        corpus=_corpus(runs[0]),
+        seeds=1 + max(result.record["pair"] for result in runs),
+        planned=sum(max(ladder.repetitions(arm), len(by_arm[arm.name])) for arm in ladder.arm),
+        data=runs[0].data,
         backend=runs[0].backend,
     )
-    written: dict[str, Any] = plain(results)
-    write_json(out / RESULTS, written)
+    written: dict[str, Any] = write_json(out / RESULTS, table)
     return written
 
 
 def _compare_branches(
     ladder: Ladder, runs: Sequence[Found], out: Path, say: Callable[[str], None]
 ) -> dict[str, Any] | None:
-    if not runs:
+    trunk = ladder.trunk.name
+    found = {(run.step, run.record["arm"], run.record["pair"]): run.record for run in runs}
+    if all(arm != trunk for _, arm, _ in found):
+        if runs:
+            say(f"no branch of {trunk}, the trunk's own arm, so there is nothing to compare with")
         return None
-    trunk, config = ladder.trunk.name, _config(ladder, runs)
-    if not any(result.record["arm"] == trunk for result in runs):
-        say(f"no branch of {trunk}, the trunk's own arm, so there is nothing to compare with")
-        return None
-    moments = sorted({result.design["step"] for result in runs if result.design})
+    config = _config(ladder, runs)
     design = replace(
         ladder.branch,
-        moments=tuple(map(str, moments)),
-        updates=runs[0].design["updates"] if runs[0].design else 0,
+        moments=tuple(str(step) for step in sorted({run.step for run in runs})),
+        updates=runs[0].design["updates"],
         eval_every=config.run.eval_every,
     )
-    found = [(_as_run(ladder, result, out), result.record) for result in runs]
-    results = assemble_branches(
-        replace(ladder, branch=design), config, found, _corpus(runs[0]), runs[0].backend
-    )
-    written: dict[str, Any] = plain(results)
-    write_json(out / BRANCHES, written)
+    table = assemble_branches(replace(ladder, branch=design), config, found, runs[0].data, runs[0].backend)
+    written: dict[str, Any] = write_json(out / BRANCHES, table)
     return written
 
 
-def _as_run(ladder: Ladder, result: Found, out: Path) -> ArmRun:
-    """Return the run of a branch's result."""
-    assert result.design is not None
-    arm, step = ladder.named(result.record["arm"]), result.design["step"]
-    config = recorded_config(result.table["config"], result.path)
-    key, start = result.table["key"], Start(out, step)
-    return ArmRun(
-        out / branch_place(step), arm, result.record["pair"], config, ladder.resolve(arm), key, start=start
-    )
-
-
-def _corpus(result: Found) -> _Corpus:
-    return _Corpus(result.table["key"]["data"], result.table["corpus"])
-
-
 def _require_arm(ladder: Ladder, result: Found) -> None:
-    """Raise ConfigError unless the run is an arm of the ladder, under the recipe that the arm has there."""
+    """Raise ConfigError unless the run is an arm of the ladder, with the recipe and the keys that it has there."""
     if result.design and result.design["from"] != ladder.trunk.name:
-        raise ConfigError(
-            f"{result.path} branches off {result.design['from']}, and in the ladder branch.trunk is "
-            f"{ladder.trunk.name}: name the ladder that these results are of"
-        )
+        wrong = f"branches off {result.design['from']}, and in the ladder branch.trunk is {ladder.trunk.name}"
+        raise ConfigError(f"{result.path} {wrong}: {_NAME_IT}")
     try:
         arm = ladder.named(result.record["arm"])
     except ConfigError as err:
-        raise ConfigError(f"{result.path}: {err}; name the ladder that these results are of") from err
-    recipe = plain(to_table(ladder.resolve(arm)))
-    if found := differences(recipe, result.table["key"]["recipe"]):
-        raise ConfigError(
-            f"{result.path}: arm {arm.name} has another recipe than in the ladder, by {_some(found)}; "
-            "name the ladder that these results are of"
-        )
+        raise ConfigError(f"{result.path}: {err}; {_NAME_IT}") from err
     config = result.table["config"]
-    if found := differences(config, plain(merge(config, arm.train))):
-        raise ConfigError(
-            f"{result.path}: arm {arm.name} was trained with another {_some(found)} than in the ladder; "
-            "name the ladder that these results are of"
+    recipe = differences(plain(to_table(ladder.resolve(arm))), result.table["key"]["recipe"])
+    if found := recipe or differences(config, plain(merge(config, arm.train))):
+        some = _some(found)
+        what = (
+            f"has another recipe than in the ladder, by {some}"
+            if recipe
+            else f"was trained with another {some} than in the ladder"
         )
+        raise ConfigError(f"{result.path}: arm {arm.name} {what}; {_NAME_IT}")
 
 
 def _own_keys(ladder: Ladder, result: Found) -> set[tuple[str, str]]:
@@ -316,15 +284,6 @@ def _own_keys(ladder: Ladder, result: Found) -> set[tuple[str, str]]:
     return own
 
 
-def _without(shared: dict[str, Any], keys: set[tuple[str, str]]) -> dict[str, Any]:
-    return {
-        section: {key: value for key, value in part.items() if (section, key) not in keys}
-        if isinstance(part, dict)
-        else part
-        for section, part in shared.items()
-    }
-
-
 def _require_one_ladder(ladder: Ladder, found: Sequence[Found], parts: Sequence[str] = ()) -> None:
     """Raise ConfigError, which says what differs and where, unless all runs were trained under equal conditions.
 
@@ -334,15 +293,13 @@ def _require_one_ladder(ladder: Ladder, found: Sequence[Found], parts: Sequence[
         parts: the parts of the fingerprint that count; all if empty.
     """
     first = min(found, key=lambda result: len(_own_keys(ladder, result)))
-    other = []
+    wrong = []
     for result in found:
-        own = _own_keys(ladder, first) | _own_keys(ladder, result)
-        one, two = (
-            {name: part for name, part in _without(run.shared, own).items() if name in (parts or run.shared)}
-            for run in (first, result)
-        )
-        other.append((result, differences(one, two)))
-    wrong = [f"{result.path} by {_some(parts)}" for result, parts in other if parts]
+        own = {f"{section}.{key}" for run in (first, result) for section, key in _own_keys(ladder, run)}
+        keys = differences(first.shared, result.shared)
+        counts = [key for key in keys if key not in own and (not parts or key.partition(".")[0] in parts)]
+        if counts:
+            wrong.append(f"{result.path} by {_some(counts)}")
     if wrong:
         raise ConfigError(
             f"{len(wrong)} of {len(found)} results are not of the ladder of {first.path}. They differ: "
@@ -374,12 +331,12 @@ def _config(ladder: Ladder, found: Sequence[Found]) -> TrainConfig:
     return replace(config, run=replace(config.run, seed=seed, data_seed=order))
 
 
-def _once(found: Sequence[Found], say: Callable[[str], None]) -> dict[str, Found]:
-    """Return each run once, by name; ConfigError if a repeatable run has other bits elsewhere."""
-    runs: dict[str, Found] = {}
+def _once(found: Sequence[Found], say: Callable[[str], None]) -> list[Found]:
+    """Return each run once; ConfigError if a repeatable run has other bits elsewhere."""
+    runs: dict[Path, Found] = {}
     equal = 0
     for result in found:
-        first = runs.setdefault(str(result.place), result)
+        first = runs.setdefault(result.place, result)
         if first is result:
             continue
         part = parting(first, result)
@@ -387,14 +344,13 @@ def _once(found: Sequence[Found], say: Callable[[str], None]) -> dict[str, Found
             equal += 1
         elif first.is_repeatable:
             raise ConfigError(
-                f"{result.name} has other bits in {result.path} ({where(result)}) than in {first.path} "
-                f"({where(first)}): {part}. Leave one of the folders out"
+                f"{result.name} has other bits in {result} than in {first}: {part}. Leave one of the folders out"
             )
         else:
             say(f"{result.name}: {result.path} has other bits than {first.path}, which is kept: {part}")
     if equal:
         say(f"{equal} results are there more than once, with equal bits")
-    return runs
+    return list(runs.values())
 
 
 def _keep(result: Found, out: Path, say: Callable[[str], None]) -> None:

@@ -198,6 +198,13 @@ class Difference:
             return 1.0 if self.estimate == 0 else 0.0
         return float(2 * special.stdtr(self.freedom, -abs(self.estimate / self.error)))
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Estimate, 95 % interval, p-value and degrees of freedom, as the results have them."""
+        return {
+            "nats": self.estimate, "low": self.low, "high": self.high, "p": self.p, "freedom": self.freedom,
+        }  # fmt: skip
+
     def equal_p(self, bound: float) -> float:
         """Return the p-value of the two one-sided tests that the difference lies within -bound .. bound."""
         if self.freedom <= 0:
@@ -257,9 +264,8 @@ def t_test_power(shift: float, tail: float, freedom: float) -> float:
         freedom: degrees of freedom of the estimated standard error.
     """
     point = student_point(tail, freedom)
-    return _over_spread(
-        lambda s: special.ndtr(shift - point * s) + special.ndtr(-shift - point * s), freedom, math.inf
-    )
+    # The square of a noncentral t is a noncentral F.
+    return float(1 - special.ncfdtr(1, freedom, shift**2, point**2))
 
 
 def equivalence_power(bound: float, tail: float, freedom: float) -> float:
@@ -271,20 +277,16 @@ def equivalence_power(bound: float, tail: float, freedom: float) -> float:
         freedom: degrees of freedom of the estimated standard error.
     """
     point = student_point(2 * tail, freedom)
-    return _over_spread(lambda s: 2 * special.ndtr(bound - point * s) - 1, freedom, bound / point)
 
+    def found(share: float) -> float:
+        """Return the power where the estimated standard error, over the true one, is at its quantile."""
+        return float(
+            2 * special.ndtr(bound - point * math.sqrt(special.chdtri(freedom, 1 - share) / freedom)) - 1
+        )
 
-def _over_spread(value: Callable[[float], float], freedom: float, end: float) -> float:
-    """Return the mean of a function of s, the estimated standard error over the true one, that is 0 from `end` on."""
-    half = freedom / 2  # s^2 is chi^2 / freedom
-    constant = math.log(2) + half * math.log(half) - math.lgamma(half)
-
-    def weighted(s: float) -> float:
-        return float(value(s)) * math.exp(constant + special.xlogy(freedom - 1, s) - half * s * s)
-
-    around = 10 / math.sqrt(freedom)  # ten times the standard deviation of s, or more
-    low, high = max(0.0, 1 - around), min(end, 1 + around)
-    return quad(weighted, low, high, epsabs=1e-14, epsrel=1e-12, limit=200)[0] if low < high else 0.0
+    # Above this quantile the interval of the two tests is wider than the bounds.
+    end = special.chdtr(freedom, freedom * (bound / point) ** 2)
+    return float(quad(found, 0.0, end, epsabs=1e-10, epsrel=1e-9, limit=200)[0])
 
 
 def smallest_difference(spread: float, pairs: int, freedom: float, contrasts: int) -> float:

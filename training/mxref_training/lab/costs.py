@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,14 +11,15 @@ from typing import TYPE_CHECKING
 
 from mxref_training.forecast import memory
 from mxref_training.lab import result_file
-from mxref_training.lab.arm import ArmRun, run_name
+from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.result_file import Record
 from mxref_training.layout import check_layout
 from mxref_training.model.llama import flops_per_token, parameter_count
 
 if TYPE_CHECKING:
     from mxref_training.config import TrainConfig
-    from mxref_training.lab.ladder import Arm, Ladder
+    from mxref_training.lab.ladder import Ladder
+    from mxref_training.lab.study import Planned
 
 SPARE = 1.1
 """Factor by which a run may take longer than the slowest one of its arm."""
@@ -156,9 +158,7 @@ def estimate(
         else:
             missing.append(run)
     step_tokens, parameters = config.run.step_tokens, parameter_count(config.model)
-    by_arm: dict[tuple[str, int], int] = {}
-    for run in missing:
-        by_arm[run.arm.name, run.steps] = by_arm.get((run.arm.name, run.steps), 0) + 1
+    by_arm = Counter((run.arm.name, run.steps) for run in missing)
     arms = tuple(
         ArmCost(name, count, steps, costs.seconds(name, steps * step_tokens), name in costs.rates)
         for (name, steps), count in by_arm.items()
@@ -182,24 +182,3 @@ def estimate(
         _CHECKPOINT_BYTES * parameters * (stay + places * (config.run.keep + 1))
         + _RESULT_BYTES * len(missing),
     )
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A run of a ladder before anything is known of its tokens."""
-
-    arm: Arm
-    steps: int
-    """That it takes."""
-    place: Path
-    """Its directory in that of the ladder."""
-    whole: bool = True
-    """Whether it starts at step 0, and so may keep its checkpoints."""
-
-
-def whole_runs(planned: Iterable[tuple[Arm, int]], config: TrainConfig) -> list[Planned]:
-    """Return the runs of a ladder."""
-    return [
-        Planned(arm, arm.config(config).run.steps, Path("arms", run_name(arm.name, seed)))
-        for arm, seed in planned
-    ]

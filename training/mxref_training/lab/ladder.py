@@ -34,7 +34,6 @@ else:
 SHIPPED = Path(__file__).parents[1] / "ladders"
 MAX_NAME = 100
 """Characters of an arm's name, which becomes the name of a directory."""
-MAX_PERCENT = 1_000_000
 MAX_SEEDS = 1000
 """Repetitions of an arm."""
 SEED = ".seed"
@@ -66,8 +65,6 @@ class Claim:
                 f"paper.overhead = {shown(self.overhead)} is neither a percentage like '8-9 %' nor 'DNC'"
             )
         low, high = self.range or (0.0, 0.0)
-        if high > MAX_PERCENT:
-            raise ConfigError(f"paper.overhead = {shown(self.overhead)} is above {MAX_PERCENT:,} %")
         if low > high:
             raise ConfigError(f"paper.overhead = {shown(self.overhead)} begins above its end")
 
@@ -300,17 +297,16 @@ class Ladder:
         return arm.seeds if seeds is None else seeds
 
     def resolve(self, arm: Arm) -> Recipe:
-        """Return the arm's full recipe: its overlay on the ladder's base; RecipeError names the arm."""
-        kept, recipe = self._resolved.get(arm.name, (None, None))
-        if kept is not arm or recipe is None:
-            recipe = recipe_from_table(merge(self.recipe, arm.recipe), where=f"arm {arm.name!r}: recipe")
-            self._resolved[arm.name] = arm, recipe
-        return recipe
+        """Return the arm's full recipe: its overlay on the ladder's base."""
+        return self._recipes[arm.name]
 
     @cached_property
-    def _resolved(self) -> dict[str, tuple[Arm, Recipe]]:
-        """Recipes that were asked for, by the arm's name: each report of a ladder asks for them all."""
-        return {}
+    def _recipes(self) -> dict[str, Recipe]:
+        """The recipes by the arm's name; RecipeError names the arm."""
+        return {
+            arm.name: recipe_from_table(merge(self.recipe, arm.recipe), where=f"arm {arm.name!r}: recipe")
+            for arm in self.arm
+        }
 
     def treatment(self, arm: Arm) -> list[tuple[str, str]]:
         """Return what the arm does differently in a few words: for each GEMM, and its own keys of the training."""

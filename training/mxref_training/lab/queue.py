@@ -31,11 +31,11 @@ from mxref_training.errors import ConfigError
 from mxref_training.interrupt import Interrupted, StopRequest
 from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.costs import Costs
-from mxref_training.lab.display import Display, Pace, default_display, remaining
-from mxref_training.lab.study import Watch
+from mxref_training.lab.study import Tally
 from mxref_training.lab.worker import EXIT_INTERRUPTED, HEADER
-from mxref_training.progress import ProgressSink
+from mxref_training.progress import PlainProgress, ProgressSink
 from mxref_training.run_folder import LOG
+from mxref_training.wording import clock
 
 AUTO_LIMIT = 8
 """Largest default number of processes: each holds a model, its optimizer and the tokens."""
@@ -43,8 +43,10 @@ AUTO_LIMIT_GPU = 4
 """The same on one GPU."""
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_INTERVAL = 10.0  # seconds between lines of progress, counted over all runs that train
 _POLL = 0.2  # seconds until a signal is noticed if no child reports
-_TO_STOP = 10.0  # seconds in which a run ends its step and saves a checkpoint
+TO_STOP = 10.0
+"""Seconds in which a run ends its step and saves a checkpoint."""
 
 
 class ArmError(MxrefError, RuntimeError):
@@ -128,6 +130,51 @@ def on_share(config: TrainConfig, slots: Sequence[Slot]) -> TrainConfig:
     return replace(config, run=replace(config.run, threads=threads))
 
 
+# ---- progress ----
+
+
+class Lines(PlainProgress):
+    """A run's progress in lines, now and then, which end with the time that all runs of the ladder have left."""
+
+    def __init__(self, name: str, first: int, places: int, remaining: Remaining) -> None:
+        """`name` stands before each line, because runs may share a label; the run begins at step `first`."""
+        super().__init__(_INTERVAL * places)
+        self._name, self._at, self._remaining = name, first, remaining
+
+    def start(self, label: str, step: int, steps: int, step_tokens: int) -> None:
+        """Begin, or go on from a checkpoint."""
+        self._remaining.skip(step - self._at)
+        self._at = step
+        super().start(self._name, step, steps, step_tokens)
+
+    def facts(self, step: int, loss: float | None) -> str:
+        """Return losses, rate and remaining time after a step."""
+        self._remaining.take(step - self._at)
+        self._at = step
+        return f"{super().facts(step, loss)}, all runs {clock(self._remaining.seconds)}"
+
+
+class Remaining:
+    """The steps that the runs of a ladder have left, and how long these take at the speed since it began."""
+
+    def __init__(self, steps: int) -> None:
+        self._left, self._done, self._began = steps, 0, time.monotonic()
+
+    def skip(self, steps: int) -> None:
+        """Take off steps that a checkpoint had."""
+        self._left -= steps
+
+    def take(self, steps: int) -> None:
+        """Count finished steps."""
+        self._left -= steps
+        self._done += steps
+
+    @property
+    def seconds(self) -> float:
+        """Seconds until the last run ends; 0 before the first step has ended."""
+        return self._left * (time.monotonic() - self._began) / max(1, self._done)
+
+
 # ---- the queue ----
 
 
@@ -146,26 +193,13 @@ class Queue:
     """What runs take; it learns from those that finish."""
     deadline: float | None = None
     """The end on the clock `time.monotonic`: a run that would not end in time is not started. None: no end."""
-    display: Callable[[int, int], Display] = default_display
-    """Called with the numbers of slots and of runs."""
     clock: Callable[[], float] = time.monotonic
 
-    @classmethod
-    def within(
-        cls, minutes: float | None, began: float, slots: Sequence[Slot], backend: str, costs: Costs
-    ) -> Queue:
-        """Return the queue of a command that began at a time of the clock; None sets no limit."""
-        return cls(slots, backend, costs, None if minutes is None else began + 60 * minutes - _TO_STOP)
-
-    def __call__(self, runs: Sequence[ArmRun], watch: Watch, corpus: Any, then: str = "") -> None:
+    def __call__(self, runs: Sequence[ArmRun], tally: Tally, corpus: Any) -> None:
         """Train all of them, as `Runner` says; ArmError if runs ended without a result."""
         if runs:
-            with (
-                _written(corpus.to_table()) as tokens,
-                self.display(len(self.slots), len(runs)) as display,
-                StopRequest() as request,
-            ):
-                _Batch(self, runs, watch, display, request, tokens).train(then)
+            with _written(corpus.to_table()) as tokens, StopRequest() as request:
+                _Batch(self, runs, tally, request, tokens).train()
 
     def is_over(self) -> bool:
         """Return whether the runs have to stop now."""
@@ -175,30 +209,23 @@ class Queue:
         """Return whether a run would end in time; one whose cost nobody knows may start."""
         if self.deadline is None:
             return True
-        seconds = self.costs.expected(run)
-        return not self.is_over() and (seconds is None or self.clock() + seconds <= self.deadline)
+        seconds = self.costs.expected(run) or 0.0
+        return not self.is_over() and self.clock() + seconds <= self.deadline
 
 
+@dataclass
 class _Batch:
     """The runs of one call: waiting, training, done and failed."""
 
-    def __init__(
-        self,
-        queue: Queue,
-        runs: Sequence[ArmRun],
-        watch: Watch,
-        display: Display,
-        request: StopRequest,
-        tokens: Path,
-    ) -> None:
-        self.queue, self.watch, self.display, self.request, self.tokens = (
-            queue,
-            watch,
-            display,
-            request,
-            tokens,
-        )
-        self.total, self.waiting = len(runs), deque(runs)
+    queue: Queue
+    runs: Sequence[ArmRun]
+    tally: Tally
+    request: StopRequest
+    tokens: Path
+
+    def __post_init__(self) -> None:
+        self.waiting = list(self.runs)
+        self.remaining = Remaining(sum(last - first for first, last in (run.span for run in self.runs)))
         self.begun: set[int] = set()
         """The seeds of which a run has started."""
         self.children: list[_Child] = []
@@ -207,21 +234,19 @@ class _Batch:
         self.why = ""
         """The reason why no more runs start: a signal, or the time limit."""
 
-    def train(self, then: str) -> None:
+    def train(self) -> None:
         free = deque(self.queue.slots)
         try:
             while True:
                 self._look_at_the_clock()
                 while free and (run := self._next()):
-                    self.watch.begin(run)
-                    sink = self.display.arm(run.title)
+                    self.tally.begin(run)
+                    sink = Lines(run.title, run.span[0], len(self.queue.slots), self.remaining)
                     self.children.append(
                         _Child.start(free.popleft(), run, sink, self.queue.backend, self.tokens)
                     )
                 if not self.children:
                     break
-                waiting = [self.queue.costs.expected(run) for run in self.waiting]
-                self.display.ends_in(remaining([child.pace for child in self.children], waiting))
                 for child in _readable(self.children):
                     if child.read():
                         self.children.remove(child)
@@ -234,7 +259,7 @@ class _Batch:
             self.stop(signal.SIGINT)  # after an error in this process: the children save what they have
             for child in self.children:
                 child.wait()
-        self.conclude(then)
+        self.conclude()
 
     def _look_at_the_clock(self) -> None:
         if self.why:
@@ -278,34 +303,30 @@ class _Batch:
         record = None if code else run.finished()
         if record is not None:
             self.queue.costs.learn(run, time.monotonic() - child.began)
-            self.watch.done(run, record)
+            self.tally.done(run, record)
         elif self.why and (code in (EXIT_INTERRUPTED, -signal.SIGINT) or child.slot.ranks > 1):
             self.stopped.append(run.title)
             return
         else:
             self.failed.append(run.title)
             changed = f"its result was changed as soon as it was written; see {child.log}"
-            self.watch.failed(run, child.reason(code) if code else changed)
-        self.display.done()
+            self.tally.failed(run, child.reason(code) if code else changed)
 
-    def conclude(self, then: str) -> None:
-        """Raise the error that stopped the runs, or that is to stop what follows them."""
+    def conclude(self) -> None:
+        """Raise the error that stopped the runs; also after the last one, because what follows is to stop too."""
         failed = f"{', '.join(self.failed)} failed" if self.failed else ""
-        if self.stopped or self.waiting:
-            ended = self.total - len(self.waiting) - len(self.stopped) - len(self.failed)
+        total, why = len(self.runs), self.why or self.request.signal
+        if why or self.waiting:
+            ended = total - len(self.waiting) - len(self.stopped) - len(self.failed)
             stopped = f"{', '.join(self.stopped)} stopped" if self.stopped else ""
-            said = ", ".join(filter(None, (f"{ended} of {self.total} runs finished", stopped, failed)))
-            why = self.why or "too little time is left for another run"
+            said = ", ".join(filter(None, (f"{ended} of {total} runs finished", stopped, failed)))
+            why = why or "too little time is left for another run"
             raise Interrupted(f"{why}: {said}; the same command goes on from there")
         if self.failed:
             logs = "its log.txt" if len(self.failed) == 1 else "their log.txt"
             raise ArmError(
-                f"{len(self.failed)} of {self.total} runs without a result: {failed}, for the reasons above and in "
+                f"{len(self.failed)} of {total} runs without a result: {failed}, for the reasons above and in "
                 f"{logs}; the same command goes on with what is missing, and finished arms are kept"
-            )
-        if then and (why := self.why or self.request.signal):
-            raise Interrupted(
-                f"{why}: {self.total} of {self.total} runs finished; the same command goes on with {then}"
             )
 
 
@@ -320,7 +341,6 @@ class _Child:
     log_start: int
     """Bytes of the log that were there before."""
     began: float = field(default_factory=time.monotonic)
-    pace: Pace = field(default_factory=Pace)
     unread: bytes = b""
 
     @classmethod
@@ -361,10 +381,6 @@ class _Child:
         *lines, self.unread = (self.unread + data).split(b"\n")
         for line in lines:
             method, *arguments = json.loads(line)
-            if method == "start":
-                self.pace.start(*arguments[1:3])
-            elif method == "step":
-                self.pace.step(arguments[0])
             getattr(self.sink, method)(*arguments)
         return not data
 

@@ -98,12 +98,14 @@ def _table(text: bytes) -> Table | None:
     return value if isinstance(value, dict) else None
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a value atomically as JSON, with null for numbers that JSON lacks; ConfigError if it cannot be written."""
-    text = json.dumps(plain(value), indent=1, allow_nan=False) + "\n"
+def write_json(path: Path, value: Any) -> Any:
+    """Write a value atomically as JSON, and return it as `plain` does; ConfigError if it cannot be written."""
+    written = plain(value)
+    text = json.dumps(written, indent=1, allow_nan=False) + "\n"
     with explained(ConfigError, f"write {path}", "free some space, or choose another --out"):
         make_folder(path.parent)
         replace_text(path, text)
+    return written
 
 
 def plain(value: Any) -> Any:

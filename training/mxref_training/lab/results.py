@@ -41,7 +41,7 @@ def assemble(
     *,
     seeds: int,
     planned: int,
-    corpus: Any,
+    data: dict[str, Any],
     backend: str,
 ) -> dict[str, Any]:
     """Return everything that the report shows, as plain values.
@@ -52,7 +52,7 @@ def assemble(
         records: the finished runs of each arm, by name; an unfinished ladder has some.
         seeds: repetitions asked for.
         planned: runs of the whole ladder.
-        corpus: the shared tokens; `hashes` and `report` are kept.
+        data: hashes of the shared tokens, and a line about their documents.
         backend: name of the backend.
     """
     study = _Study(ladder, config, records, seeds)
@@ -69,7 +69,7 @@ def assemble(
         "seeds": seeds,
         "runs": {"planned": planned, "finished": sum(map(len, records.values()))},
         "unfinished": [arm.name for arm in ladder.arm if not records.get(arm.name)],
-        "data": {"hashes": dict(corpus.hashes), "report": str(corpus.report)},
+        "data": data,
         "target": to_table(ladder.target) | {"losses": study.targets, "budget_percent": study.allowed},
         "noise": study.noise_summary(),
         "rules": RULES,
@@ -84,102 +84,54 @@ def assemble(
     }
 
 
-def summary(record: Record) -> str:
-    """Return the result of a run in one line."""
-    if record["diverged"]:
-        return f"diverged: {record['reason']}"
-    rate = record["tokens_per_second"] or 0.0
-    loss = record["losses"][-1][1] if record["losses"] else None
-    said = "not finite" if loss is None else f"{loss:.4f}"
-    return f"validation loss {said} after {record['tokens']:,} tokens, {rate:,.0f} tokens/s"
-
-
 class _Study:
-    """The runs of a ladder, and the reference's crossings with which they are compared."""
+    """The curves of a ladder's runs, by arm and repetition, and what is measured on them."""
 
     def __init__(self, ladder: Ladder, config: TrainConfig, records: Records, seeds: int) -> None:
-        self.ladder = ladder
-        self.records = records
-        self.step_tokens = config.run.batch * config.run.seq_len
+        self.ladder, self.records = ladder, records
+        self.step_tokens = config.run.step_tokens
         self.budget = config.run.steps * self.step_tokens
         self.vocabulary = config.model.vocab
-        pairs = {record["pair"]: self.curve(record) for record in records.get(ladder.reference.name, ())}
-        self.reference_curves = pairs
-        self.targets = {pair: self._target(curve) for pair, curve in pairs.items()}
-        self.crossings: dict[int, Crossing] = {}
-        """The reference's crossings, for the pairs in which it reaches the target."""
-        for pair, target in self.targets.items():
-            found = first_crossing(pairs[pair], target) if target is not None else None
-            if found and found.reach is Reach.CROSSED:
-                self.crossings[pair] = found
-        self.noise = self._noise()
-        crossed = self.crossings.values()
-        self.allowed = min((100 * (self.budget / c.tokens - 1) for c in crossed), default=math.nan)
-        self.resolution = max(
-            (50 * spacing(pairs[pair], c.tokens) / c.tokens for pair, c in self.crossings.items()),
-            default=math.nan,
-        )
-        self.answers = Answers(ladder, self._measures(), seeds)
-
-    def _measures(self) -> Measures:
-        runs = {name: {record["pair"]: record for record in found} for name, found in self.records.items()}
-        finals = {
-            name: {pair: self._final(record) for pair, record in of.items()} for name, of in runs.items()
+        self.curves = {
+            name: {record["pair"]: self._curve(record) for record in of} for name, of in records.items()
         }
-        return Measures(
+        self.diverged = {
+            name: {r["pair"] for r in of if r["diverged"] or has_diverged(self.curves[name][r["pair"]])}
+            for name, of in records.items()
+        }
+        reference = self.curves.get(ladder.reference.name, {})
+        self.targets = {pair: self._target(curve) for pair, curve in reference.items()}
+        met = {
+            pair: first_crossing(reference[pair], target)
+            for pair, target in self.targets.items()
+            if target is not None
+        }
+        self.crossings = {pair: found for pair, found in met.items() if found.reach is Reach.CROSSED}
+        """The reference's crossings, for the pairs in which it reaches the target."""
+        self.measures = Measures(
             losses={
-                name: {pair: loss for pair, loss in of.items() if loss is not None}
-                for name, of in finals.items()
+                name: {
+                    pair: late_loss(curve, self.budget)
+                    for pair, curve in of.items()
+                    if curve and pair not in self.diverged[name]
+                }
+                for name, of in self.curves.items()
             },
             crossings={
-                name: {p: self._crossing(r, p) for p, r in of.items() if p in self.crossings}
-                for name, of in runs.items()
+                name: {pair: self._crossing(name, pair, pair) for pair in of if pair in self.crossings}
+                for name, of in self.curves.items()
             },
-            diverged={
-                name: (sum(self._has_diverged(r) for r in of.values()), len(of)) for name, of in runs.items()
-            },
+            diverged={name: (len(self.diverged[name]), len(of)) for name, of in self.curves.items()},
         )
-
-    def exploratory(self) -> dict[str, Any]:
-        """Return the second analysis, of the arms of which no run diverged."""
-        whole: dict[str, Sequence[Record]] = {
-            arm.name: records
-            for arm in self.ladder.arm
-            if not arm.seed_offset
-            and (records := self.records.get(arm.name))
-            and all(self._final(record) is not None for record in records)
-        }
-        return explored(
-            self.ladder,
-            {
-                name: {r["pair"]: late_loss(self.curve(r), self.budget) for r in of}
-                for name, of in whole.items()
-            },
-            {
-                name: {r["pair"]: late_slope(self.curve(r), self.budget) for r in of}
-                for name, of in whole.items()
-            },
+        self.noise = self._noise()
+        crossed = self.crossings.items()
+        self.allowed = min((100 * (self.budget / c.tokens - 1) for _, c in crossed), default=math.nan)
+        self.resolution = max(
+            (50 * spacing(reference[pair], c.tokens) / c.tokens for pair, c in crossed), default=math.nan
         )
+        self.answers = Answers(ladder, self.measures, seeds)
 
-    def flagged(self) -> list[dict[str, Any]]:
-        """Return the runs that are flagged, the reference's first, each with the reason."""
-        found = [
-            {
-                "arm": name,
-                "pair": record["pair"],
-                "reason": reason,
-                "reference": name == self.ladder.reference.name,
-            }
-            for name, records in self.records.items()
-            for record in records
-            for reason in flags(self.curve(record), self.vocabulary)
-        ]
-        return sorted(found, key=lambda one: not one["reference"])
-
-    def _has_diverged(self, record: Record) -> bool:
-        return bool(record["diverged"]) or has_diverged(self.curve(record))
-
-    def curve(self, record: Record) -> list[Point]:
+    def _curve(self, record: Record) -> list[Point]:
         """Return the validation curve over tokens; a missing loss was not finite."""
         return [
             (step * self.step_tokens, math.nan if loss is None else loss) for step, loss in record["losses"]
@@ -194,28 +146,57 @@ class _Study:
             return None
         return loss_at(finite, tokens)
 
-    def _crossing(self, record: Record, pair: int) -> Crossing:
-        curve = self.curve(record)
-        if self._has_diverged(record):
+    def _crossing(self, name: str, pair: int, of: int) -> Crossing:
+        """Return where a run meets the target of a pair, whose reference meets it."""
+        target = self.targets[of]
+        assert target is not None
+        if pair in self.diverged[name]:
             return Crossing(Reach.DIVERGED, math.nan)
-        target = self.targets[pair]
-        if target is None:
-            raise ValueError(f"pair {pair} has no target")
-        return first_crossing(curve, target)
+        return first_crossing(self.curves[name][pair], target)
+
+    def exploratory(self) -> dict[str, Any]:
+        """Return the second analysis, of the arms of which no run diverged."""
+        losses = {
+            arm.name: of
+            for arm in self.ladder.arm
+            if not arm.seed_offset
+            and (of := self.measures.losses.get(arm.name))
+            and len(of) == len(self.curves[arm.name])
+        }
+        slopes = {
+            name: {pair: late_slope(curve, self.budget) for pair, curve in self.curves[name].items()}
+            for name in losses
+        }
+        return explored(self.ladder, losses, slopes)
+
+    def flagged(self) -> list[dict[str, Any]]:
+        """Return the runs that are flagged, the reference's first, each with the reason."""
+        reference = self.ladder.reference.name
+        found = [
+            {"arm": name, "pair": pair, "reason": reason, "reference": name == reference}
+            for name, of in self.curves.items()
+            for pair, curve in of.items()
+            for reason in flags(curve, self.vocabulary)
+        ]
+        return sorted(found, key=lambda one: not one["reference"])
+
+    def _repeated(self) -> list[tuple[str, int]]:
+        """Return the runs of the reference's recipe, the first one first."""
+        names = [self.ladder.reference.name, *(arm.name for arm in self.ladder.arm if arm.seed_offset)]
+        return [(name, pair) for name in names for pair in self.curves.get(name, ())]
 
     def _noise(self) -> Noise:
         """Return the effect of the seed alone: from all runs of the reference's recipe, at the first pair's target."""
         if 0 not in self.crossings:
             return Noise()
-        others = [r for r in self.records[self.ladder.reference.name] if r["pair"] != 0]
-        others += [r for arm in self.ladder.arm if arm.seed_offset for r in self.records.get(arm.name, ())]
-        return seed_noise([self.crossings[0], *(self._crossing(record, 0) for record in others)])
+        first = self.ladder.reference.name, 0
+        others = (self._crossing(*run, 0) for run in self._repeated() if run != first)
+        return seed_noise([self.crossings[0], *others])
 
     def noise_summary(self) -> dict[str, Any]:
         """Return the spread between seeds: half-width in percent, runs, and the final losses in nats."""
-        names = [self.ladder.reference.name, *(arm.name for arm in self.ladder.arm if arm.seed_offset)]
-        finals = [self._final(r) for name in names for r in self.records.get(name, ())]
-        known = [loss for loss in finals if loss is not None]
+        losses = self.measures.losses
+        known = [losses[name][pair] for name, pair in self._repeated() if pair in losses[name]]
         alone = self.noise.half_width
         return {
             "half_width": alone if math.isfinite(alone) else self._pooled_noise(),
@@ -231,57 +212,45 @@ class _Study:
         if (tokens := self.answers.tokens).freedom > 0:
             return 100 * student_point(LEVEL, tokens.freedom) * tokens.spread
         losses = self.answers.losses
-        slopes = [late_slope(curve, self.budget) for curve in self.reference_curves.values()]
+        slopes = [
+            late_slope(curve, self.budget) for curve in self.curves[self.ladder.reference.name].values()
+        ]
         if losses.freedom > 0 and slopes and (slope := -fmean(slopes)) > 0:
             return 100 * student_point(LEVEL, losses.freedom) * losses.spread / slope
         return math.inf
 
-    def _final(self, record: Record) -> float | None:
-        curve = self.curve(record)
-        return None if self._has_diverged(record) or not curve else late_loss(curve, self.budget)
-
-    def _gap(self, arm: Arm, other: str) -> float | None:
+    def _gap(self, arm: str, other: str) -> float | None:
         """Return the loss at equal tokens minus that of another arm, as the mean over the pairs, in nats.
 
         A run without a partner is left out, as in a contrast. None if a run of a pair diverged.
         """
-        theirs = {record["pair"]: self._final(record) for record in self.records.get(other, ())}
-        gaps = []
-        for record in self.records[arm.name]:
-            if record["pair"] not in theirs:
-                continue
-            mine, their = self._final(record), theirs[record["pair"]]
-            if mine is None or their is None:
-                return None
-            gaps.append(mine - their)
-        return fmean(gaps) if gaps else None
+        mine, theirs = (self.measures.losses.get(name, {}) for name in (arm, other))
+        pairs = self.curves[arm].keys() & self.curves.get(other, {}).keys()
+        if not pairs or not pairs <= mine.keys() & theirs.keys():
+            return None
+        return fmean(mine[pair] - theirs[pair] for pair in pairs)
 
-    def _overhead(self, arm: Arm) -> Overhead | None:
-        pairs = [
-            (self._crossing(record, record["pair"]), self.crossings[record["pair"]])
-            for record in self.records[arm.name]
-            if record["pair"] in self.crossings
-        ]
+    def _overhead(self, arm: str) -> Overhead | None:
+        pairs = [(found, self.crossings[pair]) for pair, found in self.measures.crossings[arm].items()]
         if not pairs:
             return None
         found = overhead(pairs, self.noise, self.resolution)
         if found.reach is not Reach.CROSSED or len(pairs) < 2:
             return found
-        pooled = self.answers.tokens_half_width(arm.name, found.percent)
+        pooled = self.answers.tokens_half_width(arm, found.percent)
         return found if pooled is None else replace(found, half_width=max(pooled, self.resolution))
 
     def row(self, arm: Arm) -> dict[str, Any]:
         """Return one row of the table, and the data from which it is made."""
-        recipe = self.ladder.resolve(arm)
-        records = self.records[arm.name]
-        found = self._overhead(arm)
+        recipe, records = self.ladder.resolve(arm), self.records[arm.name]
+        found = self._overhead(arm.name)
         is_reference = arm is self.ladder.reference
         claim = None
         if arm.paper and not is_reference:
             verdict, reason = judge(arm.paper.range, found, self.allowed)
             claim = {"verdict": verdict.value, "reason": reason}
-        finals = [self._final(record) for record in records]
-        known = [loss for loss in finals if loss is not None]
+        losses, crossings = self.measures.losses[arm.name], self.measures.crossings[arm.name]
+        crossed = bool(crossings) and all(c.reach is Reach.CROSSED for c in crossings.values())
         seconds = sum(record.get("seconds") or 0.0 for record in records)
         tokens = sum(record.get("tokens") or 0 for record in records)
         return {
@@ -295,42 +264,23 @@ class _Study:
                 "table": to_table(recipe),
                 "treatment": self.ladder.treatment(arm),
             },
-            "overhead": None if found is None or is_reference else _overhead_table(found),
-            "tokens_to_target": self._tokens_to_target(records),
-            "final_loss": fmean(known) if known and len(known) == len(finals) else None,
-            "gap_reference": self._gap(arm, self.ladder.target.reference),
-            "gap_high_precision": self._gap(arm, self.ladder.target.high_precision),
+            "overhead": None if found is None or is_reference else found.numbers,
+            "tokens_to_target": fmean(c.tokens for c in crossings.values()) if crossed else None,
+            "final_loss": fmean(losses.values()) if losses and len(losses) == len(records) else None,
+            "gap_reference": self._gap(arm.name, self.ladder.target.reference),
+            "gap_high_precision": self._gap(arm.name, self.ladder.target.high_precision),
             "verdict": claim,
             "seconds": seconds,
             "tokens_per_second": tokens / seconds if seconds else None,
-            "runs": [self._run(record) for record in records],
+            "runs": [self._run(arm.name, record) for record in records],
         }
 
-    def _tokens_to_target(self, records: Sequence[Record]) -> float | None:
-        found = [
-            self._crossing(record, record["pair"]) for record in records if record["pair"] in self.crossings
-        ]
-        if not found or any(c.reach is not Reach.CROSSED for c in found):
-            return None
-        return fmean(c.tokens for c in found)
-
-    def _run(self, record: Record) -> dict[str, Any]:
-        found = self._crossing(record, record["pair"]) if record["pair"] in self.crossings else None
-        kept = {key: value for key, value in record.items() if key not in ("losses", "fingerprint", "arm")}
+    def _run(self, arm: str, record: Record) -> dict[str, Any]:
+        pair = record["pair"]
+        found = self.measures.crossings[arm].get(pair)
+        kept = {key: value for key, value in record.items() if key not in ("losses", "arm")}
         return kept | {
-            "curve": [[tokens, loss] for tokens, loss in self.curve(record)],
+            "curve": [list(point) for point in self.curves[arm][pair]],
             "crossing": {"reach": found.reach.value, "tokens": found.tokens} if found else None,
-            "diverged": self._has_diverged(record),
+            "diverged": pair in self.diverged[arm],
         }
-
-
-def _overhead_table(found: Overhead) -> dict[str, Any]:
-    return {
-        "text": str(found),
-        "reach": found.reach.value,
-        "percent": found.percent,
-        "half_width": found.half_width,
-        "low": found.low,
-        "high": found.high,
-        "runs": found.runs,
-    }

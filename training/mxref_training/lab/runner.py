@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mxref.backend import Backend
-from mxref.recipe import Recipe
-from mxref_training.config import TrainConfig
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.errors import DivergedError
 from mxref_training.lab import result_file
@@ -22,30 +21,17 @@ if TYPE_CHECKING:
     from mxref_training.log import TrainResult
 
 
-class Trainer(Protocol):
-    """The training loop, as `mxref_training.trainer.train`."""
-
-    def __call__(
-        self,
-        config: TrainConfig,
-        recipe: Recipe,
-        out: Path,
-        *,
-        backend: Backend,
-        corpus: Any,
-        label: str,
-        progress: Any,
-        resume: bool,
-        stop_after: int | None,
-        ranks: Ranks,
-    ) -> TrainResult:
-        """Train, or resume from the checkpoint in `out`."""
-
-
 def train_arm(
-    run: ArmRun, trainer: Trainer, backend: Backend, corpus: Any, progress: Any, ranks: Ranks = SOLE
+    run: ArmRun,
+    trainer: Callable[..., TrainResult],
+    backend: Backend,
+    corpus: Any,
+    progress: Any,
+    ranks: Ranks = SOLE,
 ) -> Record:
     """Train or resume a run in its prepared directory; the first rank writes its record there, and returns it.
+
+    `trainer` is `mxref_training.trainer.train`, or stands for it.
 
     Raises:
         ConfigError: another process is training in the directory.

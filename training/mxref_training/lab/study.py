@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,7 +18,7 @@ from mxref_training.lab.costs import Costs
 from mxref_training.lab.ladder import SEED, Arm, Ladder
 from mxref_training.lab.last_checkpoint import Extra
 from mxref_training.lab.result_file import Record, plain, write_json
-from mxref_training.lab.results import assemble, summary
+from mxref_training.lab.results import assemble
 from mxref_training.sources import code_digest
 
 if TYPE_CHECKING:
@@ -29,35 +29,59 @@ _SPARSE = 10
 """Results are written again when a tenth more runs have finished: all runs wait for it, and it grows slower."""
 
 
-class Watch(Protocol):
-    """Receives the events of a ladder's runs."""
-
-    def begin(self, run: ArmRun) -> None:
-        """Prepare a run's directory; called just before the run trains."""
-
-    def done(self, run: ArmRun, record: Record) -> None:
-        """Receive the record of a finished run."""
-
-    def failed(self, run: ArmRun, reason: str) -> None:
-        """Receive the reason why a run ended without a result."""
-
-
 class Runner(Protocol):
     """Trains runs, and starts them in order; `queue.Queue` is the one of `mxref ablate`."""
 
-    def __call__(self, runs: Sequence[ArmRun], watch: Watch, corpus: Any, then: str = "") -> None:
+    def __call__(self, runs: Sequence[ArmRun], tally: Tally, corpus: Any) -> None:
         """Train all runs on the tokens of a corpus, or raise the error that stopped them.
 
         Args:
             runs: in the order in which they start.
-            watch: receives what happens to them.
+            tally: told of each run that begins, ends or fails.
             corpus: the tokens.
-            then: what the caller does behind the last run, as in `the probe`; empty for nothing. A signal in the last
-                step of the last run is then an error too, because it asks to stop that.
 
         Raises:
             Interrupted: a signal asked to stop.
         """
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run before anything is known of its tokens."""
+
+    arm: Arm
+    seed: int
+    """Number of the repetition."""
+    steps: int
+    """That it takes."""
+    place: Path
+    """Its directory in that of the ladder."""
+    whole: bool = True
+    """Whether it starts at step 0, and so may keep its checkpoints."""
+
+
+def planned(
+    ladder: Ladder, config: TrainConfig, seeds: int | None, arms: list[str] | None = None
+) -> list[Planned]:
+    """Return the runs of a ladder in order.
+
+    All arms run at the first seeds before any runs at the next ones, so that pairs are complete early. The reference
+    is the first arm of each. An arm with a seed offset is itself a repetition, and runs once.
+
+    Args:
+        ladder: the arms.
+        config: the configuration that they share.
+        seeds: repetitions of every arm; None: as many as each arm asks for.
+        arms: names, to which the reference is added; default all.
+    """
+    selected = sorted(ladder.select(arms), key=lambda arm: arm is not ladder.reference)
+    times = {arm.name: ladder.repetitions(arm, seeds) for arm in selected}
+    return [
+        Planned(arm, seed, config.run.steps, Path("arms", run_name(arm.name, seed)))
+        for seed in range(max(times.values()))
+        for arm in selected
+        if seed < times[arm.name]
+    ]
 
 
 def run_ladder(
@@ -74,7 +98,6 @@ def run_ladder(
     ranks: int = 1,
     costs: Costs | None = None,
     extra: Callable[[Any], Extra] = lambda corpus: Extra(),
-    then: str = "",
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Train the arms that are not finished, and return the results, also written to `out/results.json`.
@@ -93,7 +116,6 @@ def run_ladder(
         ranks: processes of each run.
         costs: learns how long the finished runs took.
         extra: makes, of the tokens, what the last checkpoint of each run is evaluated on too.
-        then: what the caller does behind the ladder, as in `the probe`; a signal in the last run stops that too.
         say: prints one line.
 
     Raises:
@@ -102,7 +124,7 @@ def run_ladder(
         Interrupted: the runner was interrupted; the next call continues there.
     """
     most = max(ladder.repetitions(arm, seeds) for arm in ladder.select(arms))
-    selected = [run_name(arm.name, seed) for arm, seed in planned(ladder, seeds, arms)]
+    selected = [run.place.name for run in planned(ladder, config, seeds, arms)]
     if single:
         asked_for = [name.removesuffix(f"{SEED}0") for name in single]
         for name in asked_for:
@@ -123,59 +145,73 @@ def run_ladder(
         return ArmRun(out, arm, seed, run, recipe, key, str(tokens.report), kept, extra=asked)
 
     # Arms that are not asked for, or not yet reached, are in the results if an earlier call finished them.
-    runs = [resolved(arm, seed) for arm, seed in planned(ladder, seeds)]
-    wanted = [run for run in runs if run.name in selected]
+    runs = [resolved(run.arm, run.seed) for run in planned(ladder, config, seeds)]
 
     def results(records: dict[str, Record]) -> dict[str, Any]:
         by_arm: dict[str, list[Record]] = {arm.name: [] for arm in ladder.arm}
         for run in runs:
             by_arm[run.arm.name] += [records[run.title]] if run.title in records else []
+        data = {"hashes": dict(tokens.hashes), "report": str(tokens.report)}
         table = assemble(
-            ladder, config, by_arm, seeds=most, planned=len(runs), corpus=tokens, backend=backend.name
+            ladder, config, by_arm, seeds=most, planned=len(runs), data=data, backend=backend.name
         )
-        written: dict[str, Any] = plain(table)
         # Without a run of the reference there is nothing to compare with, so no results are written.
-        if by_arm[ladder.reference.name]:
-            write_json(out / RESULTS, written)
+        compared = bool(by_arm[ladder.reference.name])
+        written: dict[str, Any] = write_json(out / RESULTS, table) if compared else plain(table)
         return written
 
-    tally = Tally(runs, wanted, results, say)
-    if costs:
-        for record in tally.records.values():
-            costs.learn_record(record)
-    try:
-        runner(tally.unfinished(), tally, tokens, then=then)
-    finally:
-        final = results(tally.records)
+    wanted = [run for run in runs if run.name in selected]
+    final: dict[str, Any] = Tally(runs, wanted, results, say, costs).train(runner, tokens)
     return final
 
 
 class Tally:
-    """Collects the records, prints a line about each run, and writes the results from time to time; a `Watch`."""
+    """Collects the records, prints a line about each run, and writes the results from time to time."""
 
     def __init__(
         self,
-        runs: list[ArmRun],
-        wanted: list[ArmRun],
+        runs: Sequence[ArmRun],
+        wanted: Sequence[ArmRun],
         results: Callable[[dict[str, Record]], Any],
         say: Callable[[str], None],
+        costs: Costs | None = None,
     ) -> None:
-        """`runs` are all whose results count, and `wanted` those to train; `results` writes what the records say."""
+        """Count the runs that are finished.
+
+        Args:
+            runs: all whose results count.
+            wanted: those to train.
+            results: writes what the records say, and returns it.
+            say: prints one line.
+            costs: learns how long the finished runs took.
+        """
         self.records = {run.title: record for run in runs if (record := run.finished())}
         self._results, self._say, self._wanted = results, say, wanted
         self._written = 0  # how many records the last results had
         self._titles = {run.title: f"[{i}/{len(wanted)}] {run.title}" for i, run in enumerate(wanted, 1)}
+        costs = costs or Costs()
+        for record in self.records.values():
+            costs.learn_record(record)
 
-    def unfinished(self) -> list[ArmRun]:
-        """Return the runs that remain to be trained, after printing a line for each finished one."""
+    @property
+    def missing(self) -> list[ArmRun]:
+        """The runs that remain to be trained."""
+        return [run for run in self._wanted if run.title not in self.records]
+
+    def train(self, runner: Runner, corpus: Any) -> Any:
+        """Train what is missing, after a line for each finished run, and return the results."""
         for run in self._wanted:
             if run.title in self.records:
                 self.begin(run)
                 run.drop_checkpoints()
-        return [run for run in self._wanted if run.title not in self.records]
+        try:
+            runner(self.missing, self, corpus)
+        finally:
+            final = self._results(self.records)
+        return final
 
     def begin(self, run: ArmRun) -> None:
-        """Prepare a run's directory, and print what will happen."""
+        """Prepare a run's directory just before it trains, and print what will happen."""
         self._say(f"{self._titles[run.title]}: {run.prepare()}")
 
     def done(self, run: ArmRun, record: Record) -> None:
@@ -192,20 +228,14 @@ class Tally:
         self._say(f"{self._titles[run.title]}: failed: {reason}")
 
 
-def planned(ladder: Ladder, seeds: int | None, arms: list[str] | None = None) -> list[tuple[Arm, int]]:
-    """Return the runs of a ladder in order, each as its arm and the number of its repetition.
-
-    All arms run at the first seeds before any runs at the next ones, so that pairs are complete early. The reference
-    is the first arm of each. An arm with a seed offset is itself a repetition, and runs once.
-
-    Args:
-        ladder: the arms.
-        seeds: repetitions of every arm; None: as many as each arm asks for.
-        arms: names, to which the reference is added; default all.
-    """
-    selected = sorted(ladder.select(arms), key=lambda arm: arm is not ladder.reference)
-    times = {arm.name: ladder.repetitions(arm, seeds) for arm in selected}
-    return [(arm, seed) for seed in range(max(times.values())) for arm in selected if seed < times[arm.name]]
+def summary(record: Record) -> str:
+    """Return the result of a run in one line."""
+    if record["diverged"]:
+        return f"diverged: {record['reason']}"
+    rate = record["tokens_per_second"] or 0.0
+    loss = record["losses"][-1][1] if record["losses"] else None
+    said = "not finite" if loss is None else f"{loss:.4f}"
+    return f"validation loss {said} after {record['tokens']:,} tokens, {rate:,.0f} tokens/s"
 
 
 def load_results(folder: Path) -> dict[str, Any]:
@@ -217,15 +247,13 @@ def load_results(folder: Path) -> dict[str, Any]:
         raise FileFormatError(
             f"cannot read {path}: {err.strerror or err}; 'mxref ablate LADDER --out {folder}' makes it"
         ) from err
-    except ValueError as err:
-        raise FileFormatError(
-            f"{path} is damaged ({err}); run the ladder again, finished arms are kept"
-        ) from err
+    except ValueError:
+        results = None
     if not isinstance(results, dict) or results.get("format") != "mxref-ablation/1":
         raise FileFormatError(
-            f"{path} holds no results of 'mxref ablate'; run the ladder again, finished arms are kept"
+            f"{path} is damaged, or holds no results of 'mxref ablate'; run the ladder again, finished arms are kept"
         )
-    return dict(results)
+    return results
 
 
 def seeded(config: TrainConfig, arm: Arm, seed: int) -> TrainConfig:

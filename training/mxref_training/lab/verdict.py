@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean, stdev
+from typing import Any
 
 from mxref_training.lab.contrasts import EQUAL_NATS, LEVEL, OUTLIER_LEVEL, Difference, student_point
 from mxref_training.lab.curves import RISE, Crossing, Reach
@@ -105,6 +106,12 @@ class Overhead:
     def high(self) -> float:
         """Upper end of the interval."""
         return math.inf if self.reach is Reach.NEVER else self.percent + self.half_width
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The overhead as the results have it."""
+        kept = ("percent", "half_width", "low", "high", "runs")
+        return {"text": str(self), "reach": self.reach.value} | {key: getattr(self, key) for key in kept}
 
     def __str__(self) -> str:
         if self.reach is Reach.DIVERGED:

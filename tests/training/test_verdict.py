@@ -1,4 +1,4 @@
-"""Tokens to a target loss, overheads with their noise, divergence, and the verdicts on a paper's claims."""
+"""Tokens to a target loss, overheads with their noise, divergence, outcomes, and verdicts on claims and predictions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,21 @@ import math
 import pytest
 
 from mxref_training.errors import ConfigError
+from mxref_training.lab.contrasts import Difference
 from mxref_training.lab.curves import Crossing, Reach, first_crossing, late_loss, loss_at
-from mxref_training.lab.verdict import Noise, Overhead, Verdict, judge, overhead, seed_noise
+from mxref_training.lab.ladder import Says
+from mxref_training.lab.verdict import (
+    Divergence,
+    Noise,
+    Outcome,
+    Overhead,
+    Verdict,
+    judge,
+    judge_prediction,
+    outcome,
+    overhead,
+    seed_noise,
+)
 from mxref_training.log import has_diverged
 
 CURVE = [(100.0, 5.0), (200.0, 4.0), (300.0, 4.5), (400.0, 3.0)]
@@ -133,3 +146,53 @@ def measured(percent: float, half_width: float, reach: Reach = Reach.CROSSED, ru
 )
 def test_verdict_rule(claim: tuple[float, float] | None, found: Overhead | None, verdict: Verdict) -> None:
     assert judge(claim, found, budget=43.0)[0] is verdict
+
+
+NONE = Divergence(0, 3, 0, 3)
+
+
+def of(estimate: float, error: float = 0.002, freedom: int = 80) -> Difference:
+    return Difference(5, estimate, error, freedom)
+
+
+@pytest.mark.parametrize(
+    ("found", "corrected", "diverged", "expected"),
+    [
+        (of(-0.02), 0.001, NONE, Outcome.LOWER),
+        (of(0.02), 0.001, NONE, Outcome.HIGHER),
+        (of(0.005), 0.04, NONE, Outcome.HIGHER),  # a difference below the bound is still one
+        (of(0.002), 0.9, NONE, Outcome.EQUAL),
+        (of(0.009), 0.9, NONE, Outcome.UNDERPOWERED),
+        (of(0.002, 0.02), 0.9, NONE, Outcome.UNDERPOWERED),
+        (Difference(1, 0.0), None, NONE, Outcome.UNDERPOWERED),
+        (None, None, NONE, Outcome.MISSING),
+        (None, None, Divergence(3, 3, 0, 3), Outcome.DIVERGES),
+        (of(-0.02), 0.001, Divergence(1, 3, 0, 3), Outcome.UNDECIDED),
+        (None, None, Divergence(3, 3, 1, 3), Outcome.UNDECIDED),
+        (None, None, Divergence(0, 3, 3, 3), Outcome.UNDECIDED),
+        (None, None, Divergence(3, 3, 0, 0), Outcome.UNDECIDED),
+    ],
+)
+def test_outcome_rule(
+    found: Difference | None, corrected: float | None, diverged: Divergence, expected: Outcome
+) -> None:
+    assert outcome(found, corrected, diverged) is expected
+
+
+@pytest.mark.parametrize(
+    ("says", "seen", "converged", "verdict"),
+    [
+        (Says.LOWER, Outcome.LOWER, True, "reproduced"),
+        (Says.LOWER, Outcome.HIGHER, True, "not reproduced"),
+        (Says.LOWER, Outcome.EQUAL, True, "not reproduced"),
+        (Says.HIGHER, Outcome.DIVERGES, False, "not reproduced"),
+        (Says.LOWER, Outcome.UNDERPOWERED, True, "underpowered"),
+        (Says.EQUAL, Outcome.UNDECIDED, False, "underpowered"),
+        (Says.DIVERGES, Outcome.DIVERGES, False, "reproduced"),
+        (Says.DIVERGES, Outcome.LOWER, True, "not reproduced"),
+        (Says.DIVERGES, Outcome.HIGHER, False, "underpowered"),
+        (Says.DIVERGES, Outcome.MISSING, False, "underpowered"),
+    ],
+)
+def test_prediction_rule(says: Says, seen: Outcome, converged: bool, verdict: str) -> None:
+    assert judge_prediction(says, seen, converged) == verdict

@@ -1,30 +1,24 @@
-"""Contrasts of a ladder: the pooled spread, corrected p-values and outcomes, on cases worked out by hand."""
+"""Differences of a ladder's arms: the pooled spread, corrected p-values and power, on cases worked out by hand."""
 
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from mxref_training.lab.answers import sentence
 from mxref_training.lab.contrasts import (
-    Difference,
     Pool,
     difference,
     equal_power,
+    equivalence_power,
     holm,
     pairs_to_decide,
     pool,
     smallest_difference,
+    student_point,
+    t_test_power,
 )
-from mxref_training.lab.ladder import Says
-from mxref_training.lab.verdict import Divergence, Outcome, judge_prediction, outcome
-
-NONE = Divergence(0, 3, 0, 3)
 
 
 def test_two_arms_pool_to_the_spread_of_their_own_pairs() -> None:
@@ -90,7 +84,6 @@ def test_pairs_that_scatter_more_than_the_pool_says_are_marked() -> None:
         found = difference(arm, against, Pool(0.01, 80), outside=False)
         assert found is not None
         assert (found.own_spread, found.is_noisy) == (pytest.approx(scatter), noisy)
-        assert ("scatter" in sentence(Outcome.HIGHER, found, NONE, None)) is noisy
 
 
 def test_equal_runs_have_no_spread_and_no_outlier() -> None:
@@ -106,60 +99,30 @@ def test_holm_of_a_worked_example() -> None:
     assert holm([]) == []
 
 
-@given(st.lists(st.floats(0, 1) | st.none(), max_size=12))
-def test_holm_keeps_the_order_and_is_never_smaller(ps: list[float | None]) -> None:
-    corrected = holm(ps)
-    known = sorted((p, c) for p, c in zip(ps, corrected, strict=True) if p is not None and c is not None)
-    assert all(p <= c <= 1 for p, c in known)
-    assert all(a[1] <= b[1] for a, b in pairwise(known))
-    assert [c is None for c in corrected] == [p is None for p in ps]
+# ---- power ----
 
 
-def of(estimate: float, error: float = 0.002, freedom: int = 80) -> Difference:
-    return Difference(5, estimate, error, freedom)
+@pytest.mark.parametrize("freedom", [1, 2, 4, 9, 84])
+def test_power_without_a_difference_is_the_level(freedom: int) -> None:
+    assert t_test_power(0.0, 0.05, freedom) == pytest.approx(0.05, rel=1e-3)
+    assert t_test_power(0.0, 0.05 / 32, freedom) == pytest.approx(0.05 / 32, rel=5e-3)
 
 
-@pytest.mark.parametrize(
-    ("found", "corrected", "diverged", "expected"),
-    [
-        (of(-0.02), 0.001, NONE, Outcome.LOWER),
-        (of(0.02), 0.001, NONE, Outcome.HIGHER),
-        (of(0.005), 0.04, NONE, Outcome.HIGHER),  # a difference below the bound is still one
-        (of(0.002), 0.9, NONE, Outcome.EQUAL),
-        (of(0.009), 0.9, NONE, Outcome.UNDERPOWERED),
-        (of(0.002, 0.02), 0.9, NONE, Outcome.UNDERPOWERED),
-        (Difference(1, 0.0), None, NONE, Outcome.UNDERPOWERED),
-        (None, None, NONE, Outcome.MISSING),
-        (None, None, Divergence(3, 3, 0, 3), Outcome.DIVERGES),
-        (of(-0.02), 0.001, Divergence(1, 3, 0, 3), Outcome.UNDECIDED),
-        (None, None, Divergence(3, 3, 1, 3), Outcome.UNDECIDED),
-        (None, None, Divergence(0, 3, 3, 3), Outcome.UNDECIDED),
-        (None, None, Divergence(3, 3, 0, 0), Outcome.UNDECIDED),
-    ],
-)
-def test_outcome_rule(
-    found: Difference | None, corrected: float | None, diverged: Divergence, expected: Outcome
+def test_power_is_that_of_published_tables() -> None:
+    # Cohen, Statistical Power Analysis (1988), table 2.3.5: two-sided 5 %, two samples of n, effect size d.
+    for n, d, power in ((10, 1.0, 0.56), (20, 0.5, 0.33), (20, 0.8, 0.69), (50, 0.5, 0.70), (100, 0.4, 0.80)):
+        assert t_test_power(d * math.sqrt(n / 2), 0.05, 2 * n - 2) == pytest.approx(power, abs=0.008)
+
+
+@pytest.mark.parametrize(("bound", "freedom"), [(2.5, 2), (4.0, 2), (3.0, 7)])
+def test_two_one_sided_tests_find_equal_arms_equal_as_often_as_in_a_simulation(
+    bound: float, freedom: int
 ) -> None:
-    assert outcome(found, corrected, diverged) is expected
-
-
-@pytest.mark.parametrize(
-    ("says", "seen", "converged", "verdict"),
-    [
-        (Says.LOWER, Outcome.LOWER, True, "reproduced"),
-        (Says.LOWER, Outcome.HIGHER, True, "not reproduced"),
-        (Says.LOWER, Outcome.EQUAL, True, "not reproduced"),
-        (Says.HIGHER, Outcome.DIVERGES, False, "not reproduced"),
-        (Says.LOWER, Outcome.UNDERPOWERED, True, "underpowered"),
-        (Says.EQUAL, Outcome.UNDECIDED, False, "underpowered"),
-        (Says.DIVERGES, Outcome.DIVERGES, False, "reproduced"),
-        (Says.DIVERGES, Outcome.LOWER, True, "not reproduced"),
-        (Says.DIVERGES, Outcome.HIGHER, False, "underpowered"),
-        (Says.DIVERGES, Outcome.MISSING, False, "underpowered"),
-    ],
-)
-def test_prediction_rule(says: Says, seen: Outcome, converged: bool, verdict: str) -> None:
-    assert judge_prediction(says, seen, converged) == verdict
+    draws = np.random.default_rng(7)
+    estimates = draws.standard_normal(200_000)
+    errors = np.sqrt(draws.chisquare(freedom, 200_000) / freedom)
+    found = np.abs(estimates) + student_point(0.10, freedom) * errors < bound
+    assert equivalence_power(bound, 0.05, freedom) == pytest.approx(found.mean(), abs=0.005)
 
 
 def test_more_seeds_find_smaller_differences() -> None:
