@@ -338,7 +338,9 @@ def test_an_arm_trains_with_keys_of_its_own_and_its_results_are_collected(tmp_pa
         bring(tmp_path / "other", tmp_path / "back", lad=changed)
 
 
-@pytest.mark.parametrize("keys", [{"run": {"steps": 5}}, {"data": {"workers": 2}}, {"model": {"vocab": 99}}])
+@pytest.mark.parametrize(
+    "keys", [{"run": {"steps": 5}}, {"data": {"max_documents": 2}}, {"model": {"vocab": 99}}]
+)
 def test_what_makes_arms_comparable_is_no_arms_own(keys: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"arm 'a': train\.(run|data|model)\.\w+ is shared by all arms"):
         ladder(arm=[*table()["arm"], {"name": "a", "label": "a", "train": keys}])

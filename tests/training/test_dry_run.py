@@ -54,7 +54,7 @@ def listing(folder: Path) -> dict[str, bytes]:
         ("--data train.jsonl --set data.val=missing.jsonl", "no such data file: missing.jsonl"),
         ("--data none*.jsonl", "no file matches none*.jsonl"),
         ("--data secret.jsonl", "no JSONL file in the folder secret.jsonl"),
-        ("--data broken.jsonl", "broken.jsonl, line 1: 'text' is of type int"),
+        ("--data broken.jsonl", "broken.jsonl, line 1: every line must be an object with a string 'text'"),
         ("--data cut.jsonl.xz", "cannot read cut.jsonl.xz"),
         ("--data train.jsonl --set data.tokenizer=missing.json", "cannot read the tokenizer missing.json"),
         ("--data train.jsonl --set data.tokenizer=tokenizer.json", "tokenizer.json is not a tokenizer.json"),

@@ -15,7 +15,6 @@ import data_files
 from data_files import documents, make_texts
 from mxref_training.data import Tokenizer, builtin_corpus, cache, load_tokenizer, tokenize, train_tokenizer
 from mxref_training.data.cache import Facts
-from mxref_training.durable import locked
 from mxref_training.errors import DataError
 
 own_cache = data_files.own_cache
@@ -69,16 +68,15 @@ def test_of_two_that_want_an_entry_one_builds_it_and_the_other_waits(own_cache: 
     assert [p.name for p in (own_cache / "kind").iterdir()] == [first.result()[0].name]
 
 
-def test_what_a_killed_builder_left_goes_with_the_next_build(own_cache: Path) -> None:
-    left = own_cache / "kind" / ".other.tmp"
-    left.mkdir(parents=True)
+def test_what_a_killed_builder_left_is_not_used_and_goes_with_the_next_build() -> None:
+    folder, facts = cache.cached("kind", INPUTS, fill)
+    left = folder.with_name(f".{folder.name}.tmp")
+    folder.rename(left)
     (left / "half").write_text("x")
-    alive = own_cache / "kind" / ".alive.tmp"
-    alive.mkdir()
-    with locked(alive.with_name(".alive.lock")):
-        cache.cached("kind", INPUTS, fill)
-        assert not left.exists()
-        assert alive.exists()
+    (left / "a.bin").write_bytes(b"")
+    assert cache.cached("kind", INPUTS, fill) == (folder, facts)
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    assert {path.name for path in folder.iterdir()} == {"a.bin", cache.RECORD}
 
 
 def test_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +201,6 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     [
         ("tokenizers", "tokenizer.json"),
         ("tokens", "tokens.bin"),
-        ("tokens", cache.RECORD),
         ("builtin", "train.jsonl"),
         ("builtin", "val.jsonl"),
     ],

@@ -86,22 +86,6 @@ def test_tokenizer_errors(tmp_path: Path) -> None:
         load_tokenizer(tmp_path / "endless.json")
 
 
-def test_a_tokenizer_that_drops_merges_at_random_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    from tokenizers import Tokenizer as HuggingFaceTokenizer
-
-    inner = HuggingFaceTokenizer.from_str(tokenizer._inner.to_str())
-    path = tmp_path / "dropout.json"
-    for dropout in (0.1, 1.0):
-        inner.model.dropout = dropout
-        inner.save(str(path))
-        with pytest.raises(DataError, match=rf'dropout {dropout:g}\).*set "dropout" to null'):
-            load_tokenizer(path)
-    for never in (0.0, None):
-        inner.model.dropout = never
-        inner.save(str(path))
-        assert load_tokenizer(path).encode_batch(["a b"]) == tokenizer.encode_batch(["a b"])
-
-
 def test_end_token_of_other_tokenizers(tmp_path: Path) -> None:
     from tokenizers import Tokenizer as HuggingFaceTokenizer
     from tokenizers import models

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mxref_training.data.tokens import MappedFile, token_hash
+from mxref_training.data.tokens import MappedFile
 from mxref_training.errors import DataError
 
 if TYPE_CHECKING:
@@ -27,23 +27,6 @@ if TYPE_CHECKING:
     """Inputs and targets, each `[rows, seq_len]`; the targets are the inputs moved by one token."""
 
 STATE_VERSION = 1
-
-
-def rows_of(part: tuple[int, int], batch: int, micro_batch: int = 0) -> list[int]:
-    """Return the rows of a global batch that one rank takes, ascending.
-
-    Row `i` of every micro-batch belongs to rank `i * ranks // micro_batch`, so each rank takes the same number of
-    consecutive rows of every micro-batch.
-
-    Args:
-        part: the rank, and the number of ranks that share the batch.
-        batch: sequences of the global batch, a multiple of the micro-batch.
-        micro_batch: sequences of a micro-batch over all ranks, a multiple of their number; 0 is the whole batch.
-    """
-    rank, ranks = part
-    micro_batch = micro_batch or batch
-    share = micro_batch // ranks
-    return [first + rank * share + row for first in range(0, batch, micro_batch) for row in range(share)]
 
 
 class SampleLoader(ABC):
@@ -69,29 +52,26 @@ class SampleLoader(ABC):
     def take(self, samples: list[int]) -> Pair:
         """Return inputs and targets of samples that are numbered from the start of the run."""
 
-    @property
-    def epoch(self) -> int:
-        """Number of full passes over the data so far."""
-        return self.sample // self.windows
-
-    @property
-    def position(self) -> int:
-        """Number of samples of the current epoch given out so far."""
-        return self.sample % self.windows
-
     def next_batch(self, batch: int, *, micro_batch: int = 0, part: tuple[int, int] = (0, 1)) -> Pair:
         """Return one rank's rows of the next `batch` samples, and move past all of them.
 
+        Row `i` of every micro-batch belongs to rank `i * ranks // micro_batch`, so each rank takes the same number of
+        consecutive rows of every micro-batch.
+
         Args:
-            batch: sequences of the global batch, over all ranks.
-            micro_batch: sequences of a micro-batch over all ranks; 0 is the whole batch.
+            batch: sequences of the global batch over all ranks, a multiple of the micro-batch.
+            micro_batch: sequences of a micro-batch over all ranks, a multiple of their number; 0 is the whole batch.
             part: the rank, and the number of ranks that share the batch.
 
         Returns:
             Inputs and targets, each `[batch / ranks, seq_len]` int64: the rank's rows of the first micro-batch, then
             those of the second, and so on. The targets are the inputs moved by one token.
         """
-        pair = self.take([self.sample + row for row in rows_of(part, batch, micro_batch)])
+        rank, ranks = part
+        micro_batch = micro_batch or batch
+        share = micro_batch // ranks
+        firsts = range(self.sample + rank * share, self.sample + batch, micro_batch)
+        pair = self.take([first + row for first in firsts for row in range(share)])
         self.sample += batch
         return pair
 
@@ -99,8 +79,8 @@ class SampleLoader(ABC):
         """Return the state with which a later run continues at the next sample, on any number of ranks."""
         return {
             "version": STATE_VERSION,
-            "epoch": self.epoch,
-            "position": self.position,
+            "epoch": self.sample // self.windows,
+            "position": self.sample % self.windows,
             "seed": self.seed,
             "seq_len": self.seq_len,
             "fingerprint": self.fingerprint,
@@ -135,20 +115,14 @@ class Loader(SampleLoader):
         tokens: token ids, `[N]`, at least one window, any integer dtype; a memory map is read only where it is needed.
         seq_len: tokens that are predicted per window.
         seed: seed of the order, at least 0 and below 2^64.
-        fingerprint: SHA-256 of the data, as in `Tokens.sha256`; computed if it is not given.
-
-    Attributes:
-        windows: windows per epoch.
-        sample: number of samples given out so far, over all ranks and epochs.
+        fingerprint: SHA-256 of the data, as in `Tokens.sha256`.
     """
 
-    def __init__(
-        self, tokens: NDArray[Any], seq_len: int, seed: int = 0, fingerprint: str | None = None
-    ) -> None:
+    def __init__(self, tokens: NDArray[Any], seq_len: int, seed: int = 0, fingerprint: str = "") -> None:
         self._tokens, self._file = tokens, MappedFile(tokens)
         self.seq_len = seq_len
         self.seed = seed
-        self.fingerprint = fingerprint or token_hash(tokens)
+        self.fingerprint = fingerprint
         self.windows = (len(tokens) - 1) // seq_len
         self._cached: tuple[int, NDArray[np.int64]] | None = None
 

@@ -95,30 +95,25 @@ def _build(folder: Path, sources: Sequence[tuple[str, Path, list[Path]]]) -> Fac
     # Validation comes last, and so none of its paragraphs is a copy of one of training.
     files.sort(key=_is_held_out)
     known: set[int] = set()
-    counts = {"train": [0, 0], "val": [0, 0]}
+    texts: dict[str, list[str]] = {"train": [], "val": []}
     with (folder / "train.jsonl").open("w") as train, (folder / "val.jsonl").open("w") as val:
         for name, path in progress(files, "reading installed documentation"):
-            held_out = _is_held_out((name, path))
-            paragraphs = [
-                p for text in _docstrings(path) for p in prose.paragraphs(text) if _is_new(p, known)
-            ]
-            for text in _documents(paragraphs):
-                (val if held_out else train).write(
-                    json.dumps({"text": text, "source": name.split()[0]}) + "\n"
-                )
-                count = counts["val" if held_out else "train"]
-                count[0] += 1
-                count[1] += len(text)
-    (n, size), (val_n, val_size) = counts.values()
-    if not n or not val_n:
+            side, file = ("val", val) if _is_held_out((name, path)) else ("train", train)
+            found = [p for text in _docstrings(path) for p in prose.paragraphs(text) if _is_new(p, known)]
+            for text in _documents(found):
+                file.write(json.dumps({"text": text, "source": name.split()[0]}) + "\n")
+                texts[side].append(text)
+    counts = [len(part) for part in texts.values()]
+    if not all(counts):
         raise DataError(
-            f"{counted(len(files), 'installed source file')} gave too few documents for a corpus, {n} for training and "
-            f"{val_n} for validation: pass a JSONL file with a text field instead"
+            f"{counted(len(files), 'installed source file')} gave too few documents for a corpus: pass a JSONL file "
+            "with a text field instead"
         )
+    sizes = [sum(map(len, part)) / 1e6 for part in texts.values()]
     names = ", ".join(name for name, _, _ in sources)
     return {
-        "note": f"built-in text: {n:,} + {val_n:,} documents, {size / 1e6:.2f} + {val_size / 1e6:.2f} M characters of "
-        f"documentation from {names}"
+        "note": f"built-in text: {counts[0]:,} + {counts[1]:,} documents, {sizes[0]:.2f} + {sizes[1]:.2f} M characters "
+        f"of documentation from {names}"
     }
 
 
@@ -153,13 +148,10 @@ def _docstrings(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.Expr | ast.Assign) and isinstance(
             node.value, ast.Call | ast.Dict | ast.Constant
         ):
-            target = (
-                node.value.func
-                if isinstance(node.value, ast.Call)
-                else getattr(node, "targets", [node.value])[0]
-            )
+            value = node.value
+            target = value.func if isinstance(value, ast.Call) else getattr(node, "targets", [value])[0]
             if "doc" in ast.unparse(target).lower() or path.name == "topics.py":
-                strings = (part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant))
+                strings = (part.value for part in ast.walk(value) if isinstance(part, ast.Constant))
                 yield from (text for text in strings if isinstance(text, str) and " " in text)
 
 

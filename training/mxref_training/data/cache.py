@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +58,9 @@ def cached(kind: str, inputs: Mapping[str, Any], build: Callable[[Path], Facts])
         DataError: the cache cannot be written, other users can change it, or the entry is damaged.
     """
     wanted = json.loads(json.dumps({"layout": _LAYOUT, **inputs}))  # as it is read back
-    parent = cache_root() / kind
-    final = parent / _digest(wanted)[:32]
+    final = cache_root() / kind / _digest(wanted)[:32]
     if not final.is_dir():
-        _fill(parent, final, wanted, build)
+        _fill(final, wanted, build)
     _require_trust(final)
     try:
         return final, _checked(final, wanted)
@@ -102,44 +100,27 @@ def _require_trust(folder: Path) -> None:
         )
 
 
-def _fill(parent: Path, final: Path, inputs: Mapping[str, Any], build: Callable[[Path], Facts]) -> None:
-    with explained(DataError, f"write the cache folder {parent}", "set XDG_CACHE_HOME to a writable folder"):
-        make_folder(parent)
-    _require_trust(parent)
-    partial = temporary(final)
-    with (
-        explained(DataError, f"fill the cache folder {parent}", "free some space, or set XDG_CACHE_HOME"),
-        locked(_lock(final)),
+def _fill(final: Path, inputs: Mapping[str, Any], build: Callable[[Path], Facts]) -> None:
+    parent, partial = final.parent, temporary(final)
+    with explained(
+        DataError,
+        f"fill the cache folder {parent}",
+        "free some space, or set XDG_CACHE_HOME to another folder",
     ):
-        if final.is_dir():  # another process built it while this one waited
-            return
-        _sweep(parent, final)
-        partial.mkdir()
-        try:
-            facts = build(partial)
-            files = {
-                path.name: file_sha256(path) for path in sorted(partial.iterdir()) if path.name != RECORD
-            }
-            record = {"inputs": inputs, "facts": facts, "files": files}
-            text = json.dumps({**record, "sha256": _digest(record)}, indent=1)
-            (partial / RECORD).write_text(text + "\n", encoding="utf-8")
-            publish(partial, final)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-
-
-def _lock(final: Path) -> Path:
-    return final.with_name(f".{final.name}.lock")
-
-
-def _sweep(parent: Path, own: Path) -> None:
-    """Remove the temporary folders of killed builders; the caller holds the lock of `own`."""
-    for left in parent.glob(".*.tmp"):
-        final = left.with_name(left.name[1 : -len(".tmp")])
-        with suppress(_Busy), nullcontext() if final == own else locked(_lock(final), _Busy):
-            shutil.rmtree(left)
-
-
-class _Busy(DataError):
-    """Another process is building an entry."""
+        make_folder(parent)
+        _require_trust(parent)
+        with locked(final.with_name(f".{final.name}.lock")):
+            if final.is_dir():  # another process built it while this one waited
+                return
+            shutil.rmtree(partial, ignore_errors=True)  # of a builder that was killed
+            partial.mkdir()
+            try:
+                facts = build(partial)
+                files = {path.name: file_sha256(path) for path in sorted(partial.iterdir())}
+                record = {"inputs": inputs, "facts": facts, "files": files}
+                text = json.dumps({**record, "sha256": _digest(record)}, indent=1)
+                (partial / RECORD).write_text(text + "\n", encoding="utf-8")
+                publish(partial, final)
+            except BaseException:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise

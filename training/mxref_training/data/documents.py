@@ -63,11 +63,9 @@ def _labelled(line: bytes, where: str) -> tuple[str, str]:
         record = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not valid JSON in UTF-8 ({error}): correct or remove the line") from error
-    if not isinstance(record, dict) or "text" not in record:
-        raise DataError(f"{where}: no field 'text': every line must be an object with a 'text' string")
-    text = record["text"]
+    text = record.get("text") if isinstance(record, dict) else None
     if not isinstance(text, str):
-        raise DataError(f"{where}: 'text' is of type {type(text).__name__}: it must be a string")
+        raise DataError(f"{where}: every line must be an object with a string 'text'")
     try:
         text.encode()
     except UnicodeEncodeError as error:

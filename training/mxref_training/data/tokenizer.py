@@ -35,7 +35,7 @@ class Tokenizer:
     """A tokenizer with a token that ends a document.
 
     Special tokens are never recognised in text: a document that contains `<|endoftext|>` gets ordinary tokens. Raises
-    DataError if no token ends a document, or if equal texts would not get equal tokens.
+    DataError if no token ends a document.
 
     Attributes:
         sha256: of the tokenizer's JSON; it identifies the tokenizer in caches and logs.
@@ -52,11 +52,6 @@ class Tokenizer:
         if not ends:
             raise DataError(
                 f"{name}: the tokenizer has none of {', '.join(_END_NAMES)} to end a document with"
-            )
-        if dropout := getattr(inner.model, "dropout", None):
-            raise DataError(
-                f"{name}: the tokenizer drops merges at random (BPE dropout {dropout:g}), so the same text would give "
-                'other tokens every time: set "dropout" to null in its model'
             )
         self._inner = inner
         self.name = name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,11 +97,6 @@ def map_tokens(path: Path, dtype: str) -> NDArray[Any]:
     return np.memmap(path, np.dtype(dtype), "r")
 
 
-def token_hash(ids: NDArray[Any]) -> str:
-    """Return the SHA-256 of an array of token ids as little-endian bytes."""
-    return hashlib.sha256(np.ascontiguousarray(ids, dtype=ids.dtype.newbyteorder("<")).data).hexdigest()
-
-
 def _write(folder: Path, documents: Documents, tokenizer: Tokenizer, dtype: str) -> Facts:
     text_sha, token_sha = hashlib.sha256(), hashlib.sha256()
     with (folder / "tokens.bin").open("wb") as file:
@@ -137,22 +133,21 @@ class MappedFile:
     """
 
     def __init__(self, ids: NDArray[Any]) -> None:
-        name = ids.filename if isinstance(ids, np.memmap) else None
-        self._path = Path(name) if name else None
+        self._path = ids.filename if isinstance(ids, np.memmap) else None
         self._made = self._state()
 
-    def _state(self) -> tuple[int, int, int] | None:
-        """Return inode, size, and time of the last change in ns."""
+    def _state(self) -> tuple[int, ...]:
+        """Return inode, size, and time of the last change in ns; nothing if there is no file."""
         try:
-            status = self._path.stat() if self._path else None
+            status = os.stat(self._path or "")
         except OSError:
-            return None
-        return status and (status.st_ino, status.st_size, status.st_mtime_ns)
+            return ()
+        return status.st_ino, status.st_size, status.st_mtime_ns
 
     def require_unchanged(self) -> None:
         """Raise DataError if the file was changed in place."""
         found, made = self._state(), self._made
-        if found and made and found[0] == made[0] and found != made:
+        if found != made and found[:1] == made[:1]:
             raise DataError(
                 f"{self._path} was changed while a run read it: it had {made[1]:,} bytes, and has {found[1]:,}: put it "
                 "back as it was (delete its folder if that is in the cache), and give the same command, which goes on "

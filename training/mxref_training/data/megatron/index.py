@@ -93,12 +93,9 @@ def open_indexed(prefix: Path) -> IndexedFile:
     ends = np.frombuffer(index, "<i8", boundaries, place + (4 + 8) * sequences)
     starts = np.zeros(sequences + 1, np.int64)
     np.cumsum(lengths, dtype=np.int64, out=starts[1:])
-    if (
-        (lengths < 0).any()
-        or (places != starts[:-1] * dtype.itemsize).any()
-        or [*ends[:1], *ends[-1:]] != [0, sequences]
-        or (np.diff(ends) < 0).any()
-    ):
+    bounds = [*ends[:1], *ends[-1:]]
+    fits = bounds == [0, sequences] and (np.diff(ends) >= 0).all()
+    if not fits or (lengths < 0).any() or (places != starts[:-1] * dtype.itemsize).any():
         raise DataError(f"{path}: its lengths, places and document boundaries do not fit together: {_AGAIN}")
     if not starts[-1]:
         raise DataError(f"{path}: the index lists no tokens: give data with tokens")
