@@ -26,7 +26,7 @@ _NOT_DETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementa
 
 
 @contextmanager
-def explained(run: OpenRun) -> Iterator[None]:
+def run_errors(run: OpenRun) -> Iterator[None]:
     """Stop all ranks of a run if the block raises on one, with RunError if that is no `MxrefError`; log its traceback.
 
     `SystemExit` is such an exception too: a backend must not end the program. `KeyboardInterrupt` passes.

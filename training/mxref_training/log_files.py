@@ -69,17 +69,16 @@ class LogFile:
         return explained(CheckpointError, f"{verb} {self.path}", way_out)
 
 
-def open_logs(folder: Path, recorded: Mapping[str, Any]) -> dict[str, LogFile]:
+def open_logs(folder: Path, lengths: Mapping[str, int]) -> dict[str, LogFile]:
     """Return the open logs of a run by name, cut to the lengths of a checkpoint; delete logs that it does not know.
 
     Args:
         folder: of the run.
-        recorded: `logs` of the checkpoint's state: lengths by name, in older ones tables with a digest beside each.
+        lengths: bytes by name, `logs` of the checkpoint's state.
 
     Raises:
         CheckpointError: as of `LogFile`.
     """
-    lengths = {name: mark if isinstance(mark, int) else mark["bytes"] for name, mark in recorded.items()}
     for name in _OTHERS:
         if name not in lengths:
             remove(folder / f"{name}.jsonl")

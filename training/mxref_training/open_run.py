@@ -42,7 +42,7 @@ class OpenRun:
     step: int = 0
     """Steps that were taken: at the beginning those of the newest checkpoint."""
     skipped_in_a_row: int = 0
-    logs: dict[str, Any] = field(default_factory=dict)
+    logs: dict[str, int] = field(default_factory=dict)
     """Lengths of the logs by name, as the newest checkpoint recorded them."""
     training: bool = False
     """Whether its first step is near."""

@@ -12,7 +12,7 @@ from mxref_training.config import TrainConfig
 from mxref_training.data import corpus as tokens
 from mxref_training.device import fixed_numerics
 from mxref_training.distributed.ranks import Ranks
-from mxref_training.failures import explained
+from mxref_training.failures import run_errors
 from mxref_training.open_run import OpenRun
 from mxref_training.preflight import preflight
 from mxref_training.progress import ProgressSink, default_progress, reporting
@@ -51,7 +51,7 @@ def begun(
         with (
             fixed_numerics(config, backend, device),
             folder.alone() if ranks.first else nullcontext(),
-            explained(run),
+            run_errors(run),
         ):
             run.agree()
             if ranks.first and not resume:
