@@ -167,7 +167,7 @@ def test_operands_of_one_gemm_with_two_rotations_are_refused(role):
         recipe_from_table({role: {"hadamard": 16, second: {"signs": "fixed"}}})
 
 
-@pytest.mark.clause("recipe.unknown", "linear.formats", evidence="known answer")
+@pytest.mark.clause("recipe.formats", "recipe.unknown", "linear.formats", evidence="known answer")
 @pytest.mark.parametrize("role", GemmRole)
 def test_operands_of_one_gemm_in_two_formats_are_refused(role):
     first, second = (operand.tensor for operand in OPERANDS[role])
@@ -258,7 +258,7 @@ def test_a_format_is_given_by_object_or_by_name_and_written_by_name():
             OperandSpec(format=wrong)
 
 
-@pytest.mark.clause("linear.formats", evidence="known answer")
+@pytest.mark.clause("recipe.formats", "linear.formats", evidence="known answer")
 def test_two_block_formats_of_one_gemm_may_differ():
     recipe = recipe_from_table(
         {

@@ -140,7 +140,7 @@ class StepContext:
     """
     global_tokens: int | None = None
     """
-    Tokens of the whole optimizer step over all ranks; None: those of the tensor itself. A handle that follows an
+    Tokens of the whole optimizer step over all ranks, or None for those of the tensor itself. A handle that follows an
     optimizer sets it to 2^30, so that bits do not depend on the number of tokens.
     """
     layers: list[operators.LayerCensus] = field(default_factory=list)
