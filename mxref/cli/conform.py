@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import shlex
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -17,15 +12,11 @@ from mxref.cli.conform_text import show
 from mxref.cli.jobs import Positive, jobs_option
 from mxref.conformance.checking import Op
 from mxref.conformance.isolation import LEAST_TO_LOAD, TIME_LIMIT
-from mxref.conformance.outcome import Failure, Level, Report
+from mxref.conformance.outcome import Level
 from mxref.cores import cores
-from mxref.dialects import DIALECTS
 from mxref.discovery import choose
 from mxref.formats import BLOCK_FORMATS
 from mxref.terminal import echo
-
-_INTERVAL = 30.0
-"""Seconds between two lines of progress in a log."""
 
 
 @click.command()
@@ -38,14 +29,6 @@ _INTERVAL = 30.0
 )
 @click.option(
     "--op", "ops", multiple=True, type=click.Choice([op.value for op in Op]), help="Only this operation."
-)
-@click.option(
-    "--dialect",
-    "dialects",
-    multiple=True,
-    metavar="NAME",
-    shell_complete=known.dialects,
-    help=f"Only the treatment of this dialect: {', '.join(DIALECTS)}.",
 )
 @click.option(
     "--format",
@@ -91,11 +74,10 @@ _INTERVAL = 30.0
     "--all",
     "verbose",
     is_flag=True,
-    help="Print every clause, and the failure of each that failed; otherwise one screen is printed.",
+    help="Print every clause, and the failure of each that failed; otherwise the first failure.",
 )
 @click.option("--junit", type=click.Path(path_type=Path), help="Write the result as JUnit XML.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the result as JSON.")
-@click.option("--save", type=click.Path(path_type=Path), help="Write the failing blocks into this folder.")
 @click.option(
     "--replay",
     type=click.Path(path_type=Path),
@@ -105,7 +87,6 @@ _INTERVAL = 30.0
 def conform(
     name: str | None,
     ops: tuple[str, ...],
-    dialects: tuple[str, ...],
     formats: tuple[str, ...],
     clauses: tuple[str, ...],
     seed: int,
@@ -116,15 +97,14 @@ def conform(
     verbose: bool,
     junit: Path | None,
     json_file: Path | None,
-    save: Path | None,
     replay: Path | None,
 ) -> None:
     """Check a backend against the specification, clause by clause.
 
     Everything that the backend declares is compared with the reference bit for bit. Undeclared requests must be
-    refused. The exit code is 0 if everything passed, 1 if something failed, 2 on bad usage. Options --op, --dialect,
-    --format and --clause may be repeated. The backend runs in a separate process: if it ends this process or
-    takes too long, the check fails, and the other checks continue.
+    refused. The exit code is 0 if everything passed, 1 if something failed, 2 on bad usage. Options --op, --format and
+    --clause may be repeated. The backend runs in a separate process: if it ends this process or takes too long, the
+    check fails, and the other checks continue.
 
     \b
     Examples:
@@ -134,27 +114,29 @@ def conform(
       mxref conform --backend triton --jobs 16      compile kernels in parallel
       mxref conform --backend numba --replay runs/demo/shadow.npz
     """  # noqa: D301 - the character \\b tells click to keep the lines that follow
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
     from mxref.conformance import check
     from mxref.conformance.outcome import check_writable, to_json, to_junit, write
 
     if replay is not None:
         _replay(replay, name)
-    for path in (junit, json_file, save / "x" if save and save.is_dir() else save):
+    for path in (junit, json_file):
         if path is not None:
             check_writable(path)
     if in_process and jobs != 1:
         raise click.UsageError("--in-process and --jobs exclude each other")
     chosen, why = choose(name)
     echo(f"backend {chosen}, {why}")
-    with _progress() as progress:
+    columns, err = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()), Console(stderr=True)
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("checks", total=None)
         report = check(
-            chosen, ops=ops or None, dialects=dialects or None, clauses=clauses or None,
-            formats=formats or None, seed=seed,
-            level=Level.QUICK if quick else Level.FULL, progress=progress, jobs=jobs or cores(),
-            time_limit=time_limit, in_process=in_process,
+            chosen, ops=ops or None, clauses=clauses or None, formats=formats or None, seed=seed,
+            level=Level.QUICK if quick else Level.FULL, jobs=jobs or cores(), time_limit=time_limit,
+            in_process=in_process, progress=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip
-    if save is not None:
-        report = _saved(report, save)
     if json_file is not None:
         write(json_file, to_json(report))
     if junit is not None:
@@ -178,51 +160,3 @@ def _replay(file: Path, name: str | None) -> None:
     for line in str(report).splitlines():
         echo(line)
     ctx.exit(0 if report.ok else 1)
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _lines()
-        return
-    with Progress(
-        BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console, transient=True
-    ) as bar:
-        task = bar.add_task("checks", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _lines() -> Callable[[int, int], None]:
-    """Return a function that prints the progress at intervals, for logs: compiling backends take long."""
-    last = time.monotonic()
-
-    def told(done: int, total: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= _INTERVAL:
-            last = time.monotonic()
-            click.echo(f"{done:,} of {total:,} checks", err=True)
-
-    return told
-
-
-def _saved(report: Report, folder: Path) -> Report:
-    """Write the failing blocks to files; return the report with commands that read tiles from these files."""
-    import numpy as np
-
-    folder.mkdir(exist_ok=True)
-    clauses = []
-    for c in report.clauses:
-        failures: list[Failure] = []
-        for f in c.failures:
-            if f.array is not None:
-                file = folder / f"{f.clause}.npy"
-                np.save(file, f.array.astype(np.float32))
-                saved = f.file_command and f.file_command.replace("FILE", shlex.quote(str(file)))
-                f = replace(f, command=f.command or saved)
-            failures.append(f)
-        clauses.append(replace(c, failures=failures))
-    return replace(report, clauses=tuple(clauses))

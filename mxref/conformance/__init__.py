@@ -45,7 +45,6 @@ def check(
     backend: Backend | str,
     *,
     ops: Iterable[str] | None = None,
-    dialects: Iterable[str] | None = None,
     clauses: Collection[str] | None = None,
     seed: int = 0,
     level: str = Level.FULL,
@@ -63,9 +62,7 @@ def check(
 
     Args:
         backend: the name to load the backend by, or the backend itself, which then runs in this process.
-        ops: operations to check, one name or several, as are the next two: `quantize`, `dequantize`, `hadamard`,
-            `gemm`; default all.
-        dialects: check quantization only as these dialects treat operands.
+        ops: operations to check, one name or several: `quantize`, `dequantize`, `hadamard`, `gemm`; default all.
         clauses: check only these clauses.
         seed: of drawn values.
         level: `full`, or `quick` for a tenth of the time.
@@ -84,7 +81,7 @@ def check(
             process cannot load it, or finds other checks for it.
     """
     start = time.monotonic()
-    choice = Choice.of(ops, dialects, clauses, seed, level, formats)
+    choice = Choice.of(ops, clauses, seed, level, formats)
     here = in_process or not isinstance(backend, str)
     if here and jobs != 1:
         raise BackendError(
@@ -120,7 +117,7 @@ def asked_clauses(backend: str, *, seed: int = 0, level: str = Level.FULL) -> li
     Raises:
         BackendError: there is no such backend, or it failed while it was loaded.
     """
-    choice = Choice.of(None, None, None, seed, level)
+    choice = Choice.of(None, None, seed, level)
     with closing(Processes(backend, choice)) as source:
         return by_rank(set(source.loaded.outline.clauses))
 

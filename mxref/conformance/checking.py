@@ -51,8 +51,6 @@ class Plan:
     dtype: str
     declared: Capabilities
     """The declared capabilities, from which combinations are drawn."""
-    specs: tuple[OperandSpec, ...] = ()
-    """Treatments that combinations are drawn from; empty for all that are declared."""
 
     @property
     def format(self) -> BlockFormat:
@@ -112,10 +110,6 @@ class Question(Protocol):
     def needs(self) -> Needs:
         """The capabilities that must be declared."""
 
-    @property
-    def spec(self) -> OperandSpec | None:
-        """The treatment of a quantization; None for other operations."""
-
     def describe(self) -> Mapping[str, str]:
         """Return the question in words."""
 
@@ -126,7 +120,6 @@ class Asked:
 
     op: Op
     needs: Needs = ()
-    spec: OperandSpec | None = None
     words: Mapping[str, str] = field(default_factory=dict)
 
     def describe(self) -> Mapping[str, str]:

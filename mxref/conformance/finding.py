@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,6 @@ from mxref.conformance.requests.quantizing import (
     Request,
     all_of_it,
     plainest,
-    tile_rows,
     unit_rows,
 )
 from mxref.conformance.shrink import MAX_WORDS, smallest_block, smallest_product
@@ -75,16 +73,12 @@ def controlled_check(clause: str, title: str, request: Request, controls: Sequen
     A control is a similar request that does not depend on the clause; an undeclared one is not asked. If a control is
     wrong too, the failure counts under `quantize.order`, which joins all clauses.
     """
-    check = quantize_check(clause, title, request)
 
-    def run(subject: Subject) -> CheckResult:
-        verdict = check.run(subject)
+    def blamed(subject: Subject, got: Blocks, place: Place) -> str:
         asked = [control for control in controls if control.declared(subject.capabilities)]
-        if verdict.failure is None or not any(control.wrong(subject).any() for control in asked):
-            return verdict
-        return replace(verdict, failure=replace(verdict.failure, clause="quantize.order"))
+        return "quantize.order" if any(control.wrong(subject).any() for control in asked) else clause
 
-    return replace(check, run=run)
+    return quantize_check(clause, title, request, blamed=blamed)
 
 
 def product_check(clause: str, title: str, product: Product) -> Check:
@@ -142,36 +136,26 @@ def block_failure(request: Request, place: Place, clause: str, message: str, ans
     row, block = place
     element = request.element
     want, got = _block(request.expected_blocks, row, block), _block(answer, row, block)
-    array = unit_rows(request, row, block)
-    flat = array.astype(np.float32).view(np.uint32).ravel()
-    tile = request.spec.block is BlockShape.TILE
-    command = explain_command(request, row, block, "FILE" if tile else None)
+    flat = unit_rows(request, row, block).astype(np.float32).view(np.uint32).ravel()
     words = tuple(f"0x{int(w):08x}" for w in flat)
     return Failure(
         clause, message, request.describe(), {"x": words}, _text(want, element),
         _text(got, element), tuple(int(i) for i in np.flatnonzero(want[1] != got[1])),
-        None if tile else command, array, command,
+        explain_command(request, row, block),
     )  # fmt: skip
 
 
-def explain_command(request: Request, row: int, block: int, file: str | None = None) -> str | None:
+def explain_command(request: Request, row: int, block: int) -> str | None:
     """Return the `mxref explain` command that prints the steps to the expected block; None if no command can.
 
-    `row` is the stored row. Tiles need a file in which the block's rows are saved.
+    `row` is the stored row. A tile's numbers do not fit in a command.
     """
     spec, plan = request.spec, request.plan
+    if spec.block is BlockShape.TILE:
+        return None
     options = ["mxref", "explain", *_spec_options(spec)]
     if request.rng is not None and (spec.rounding is Rounding.SR or spec.signs is not SignPolicy.NONE):
         options += _stream_options(request.rng)
-    unit_blocks = plan.unit // request.format.k
-    inside = block % unit_blocks
-    if spec.block is BlockShape.TILE:
-        rows = tile_rows(request, row)
-        in_place = (int(plan.global_rows()[rows.start]), plan.first, plan.global_length) == (0, 0, plan.unit)
-        if file is None or (spec.rounding is Rounding.SR and not in_place):
-            return None
-        index = (row - rows.start) * unit_blocks + inside
-        return shlex.join([*options, "--file", file, "--block", str(index)])
     before = 0
     if spec.rounding is Rounding.SR:  # the place decides the random bits: zeros fill what lies before it
         before = request.elements_before(row, block)
@@ -181,7 +165,7 @@ def explain_command(request: Request, row: int, block: int, file: str | None = N
     words = [f"0x{int(w):08x}" if w else "0" for w in bits]
     while len(words) > 1 and words[-1] == "0":
         words.pop()
-    index = before // request.format.k + inside
+    index = before // request.format.k + block % (plan.unit // request.format.k)
     return shlex.join([*options, "--block", str(index), *["0"] * before, *words])
 
 
@@ -193,8 +177,6 @@ def _spec_options(spec: OperandSpec) -> Iterator[str]:
             yield from (f"--{name.replace('_', '-')}", str(getattr(value, "value", value)))
     if spec.prescale:
         yield "--prescale"
-    if spec.block is BlockShape.TILE:
-        yield "--tile"
 
 
 def _stream_options(stream: Stream) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """Where a backend answers its checks: in this process, or in others, so that one that crashes only fails a check.
 
 `Here` asks in this process. `Processes` starts others and receives the results. `main` is their other end: it loads the
-backend and runs its checks. A process is a fresh interpreter, because a GPU driver does not survive a fork. It sends
-`Loaded` or `Refused` once, and then the number and the verdict of every check that it was given.
+backend, sends `Loaded` or the error, and then the number and the verdict of every check that it was given. A process is
+a fresh interpreter, because a GPU driver does not survive a fork.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from queue import SimpleQueue
 from typing import Any
 
 from mxref.backend import Backend
@@ -47,7 +48,7 @@ _POLL = 0.5  # seconds: a copy of a process can hold its connection open after t
 _GRACE = 10.0  # seconds
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from mxref.conformance.isolation import main; main(*map(int, sys.argv[2:]))"
+    "from mxref.conformance.isolation import main; main(int(sys.argv[2]))"
 )
 
 
@@ -92,16 +93,14 @@ class Processes:
             BackendError: there is no such backend.
         """
         worker = self._start()
-        while True:
-            wait([worker.pipe], min(_POLL, worker.left))
-            message, end = worker.hear()
-            if isinstance(message, Loaded):
-                worker.ready()
-                return message
-            if isinstance(message, Refused):
-                raise (LoadError if message.its_fault else BackendError)(message.text)
-            if end:
-                raise LoadError(f"backend {self._backend!r}: the process that loaded it {end}")
+        while (message := worker.hear()) is None:
+            self._wait()
+        if isinstance(message, _Lost):
+            raise LoadError(f"backend {self._backend!r}: the process that loaded it {message.how}")
+        if isinstance(message, MxrefError):
+            raise message
+        assert isinstance(message, Loaded)
+        return message
 
     def verdicts(
         self, groups: Iterable[Iterable[int]], shrink: bool = False
@@ -115,34 +114,36 @@ class Processes:
         Raises:
             BackendError: a process cannot load the backend, or finds other checks for it.
         """
+        expected = self.loaded.outline
         waiting: deque[_Task] = deque((list(group), shrink) for group in groups)
-        while waiting or any(worker.busy for worker in self._workers):
+        while True:
             if self._ended >= MOST_ENDED or self._hung >= MOST_HUNG:
-                yield from self._given_up(waiting)
-                if not any(worker.busy for worker in self._workers):
-                    return
-            while len(waiting) > sum(not w.busy for w in self._workers) and len(self._workers) < self._jobs:
-                self._start()
-            for worker in self._workers:
-                if waiting and not worker.busy:
-                    worker.give(waiting.popleft())
-            wait([worker.pipe for worker in self._workers], min(_POLL, *(w.left for w in self._workers)))
+                reason = f"{self._ended} checks ended their process and {self._hung} took too long"
+                unasked = [] if shrink else [i for numbers, _ in waiting for i in numbers]
+                yield from ((i, CheckResult(0, unasked=reason)) for i in unasked)
+                waiting.clear()
+            while waiting:
+                idle = [worker for worker in self._workers if not worker.busy]
+                if not idle and len(self._workers) == self._jobs:
+                    break
+                (idle[0] if idle else self._start()).give(waiting.popleft())
+            if not any(worker.busy for worker in self._workers):
+                return
+            self._wait()
             for worker in list(self._workers):
-                message, end = worker.hear()
+                message = worker.hear()
+                if isinstance(message, MxrefError):
+                    raise BackendError(str(message))
                 if isinstance(message, Loaded):
-                    if message.outline != self.loaded.outline:
+                    if message.outline != expected:
                         raise BackendError(
                             f"backend {self._backend!r} declares different capabilities each time it is loaded, so "
                             "processes cannot share its checks; run them in one process"
                         )
-                    worker.ready()
-                elif isinstance(message, Refused):
-                    raise BackendError(message.text)
+                elif isinstance(message, _Lost):
+                    yield from self._lost(worker, message, waiting, shrink)
                 elif message is not None:
-                    worker.answered()
                     yield message
-                elif end:
-                    yield from self._lost(worker, end, waiting, shrink)
 
     def close(self) -> None:
         """End all processes."""
@@ -156,15 +157,19 @@ class Processes:
         self._workers.append(worker)
         return worker
 
+    def _wait(self) -> None:
+        """Wait until a process has sent something, for a moment at most."""
+        wait([worker.pipe for worker in self._workers], min(_POLL, *(w.left for w in self._workers)))
+
     def _lost(
-        self, worker: _Worker, end: str, waiting: deque[_Task], shrink: bool
+        self, worker: _Worker, lost: _Lost, waiting: deque[_Task], shrink: bool
     ) -> Iterator[tuple[int, CheckResult]]:
         """Yield a failure of the check during which a process ended; its other checks go back into the queue."""
         self._workers.remove(worker)
         worker.end()
         if not worker.loaded:
             raise BackendError(
-                f"a process that loads backend {self._backend!r} {end} before its first check; read what it "
+                f"a process that loads backend {self._backend!r} {lost.how} before its first check; read what it "
                 "printed, or use fewer processes, which need less memory"
             )
         if not worker.busy:
@@ -172,32 +177,30 @@ class Processes:
         at, *rest = worker.busy
         if rest:
             waiting.append((rest, shrink))
-        if worker.overdue:
-            self._hung += 1
-        else:
-            self._ended += 1
+        self._hung += lost.hung
+        self._ended += not lost.hung
         if not shrink:
             self.lost.add(at)
-            check = self._described[at]
+            check = self._checks[at]
             words = dict(check.asked.describe())
-            failure = Failure(check.clause, f"the process {end}", words, lost=True, check=check.title)
+            failure = Failure(check.clause, f"the process {lost.how}", words, lost=True, check=check.title)
             yield at, CheckResult(0, failure)
 
-    def _given_up(self, waiting: deque[_Task]) -> Iterator[tuple[int, CheckResult]]:
-        """Yield for every waiting check a verdict that it is skipped, with the reason."""
-        while waiting:
-            numbers, shrink = waiting.popleft()
-            if not shrink:
-                reason = f"{self._ended} checks ended their process and {self._hung} took too long"
-                yield from ((i, CheckResult(0, unasked=reason)) for i in numbers)
-
     @cached_property
-    def _described(self) -> list[Check]:
+    def _checks(self) -> list[Check]:
         return self._choice.checks(self.loaded.capabilities)
 
 
 Source = Here | Processes
 """Answers the checks of a backend by their numbers."""
+
+
+@dataclass(frozen=True)
+class _Lost:
+    """How a process ended, or that it took too long."""
+
+    how: str
+    hung: bool = False
 
 
 class _Worker:
@@ -207,18 +210,15 @@ class _Worker:
         self.busy: deque[int] = deque()
         """Numbers of its unanswered checks; the first one is running."""
         self.loaded = False
-        self._per_check, self._limit, self._since = per_check, max(LEAST_TO_LOAD, per_check), time.monotonic()
+        self._per_check, self._since = per_check, time.monotonic()
         self.pipe, other = Pipe()
-        alive, self._alive = os.pipe()
-        descriptors = (other.fileno(), alive)
         # A new session, so that processes that the backend starts end with this one.
         self._process = subprocess.Popen(
             # -P: a file of the current folder must not take the place of a module of the same name.
-            [sys.executable, "-P", "-c", _START, json.dumps(sys.path), *map(str, descriptors)],
-            stdin=subprocess.DEVNULL, pass_fds=descriptors, start_new_session=True,
+            [sys.executable, "-P", "-c", _START, json.dumps(sys.path), str(other.fileno())],
+            stdin=subprocess.DEVNULL, pass_fds=[other.fileno()], start_new_session=True,
         )  # fmt: skip
         other.close()
-        os.close(alive)
         self._send((backend, choice))
 
     @property
@@ -229,39 +229,32 @@ class _Worker:
         return max(0.0, self._since + self._limit - time.monotonic())
 
     @property
-    def overdue(self) -> bool:
-        """Whether it took longer than it may."""
-        return self.left == 0.0
+    def _limit(self) -> float:
+        return self._per_check if self.loaded else max(LEAST_TO_LOAD, self._per_check)
 
     def give(self, task: _Task) -> None:
         """Send it a task."""
+        if self.loaded:
+            self._since = time.monotonic()
         self.busy.extend(task[0])
         self._send(task)
-        if self.loaded:
-            self.ready()
 
-    def ready(self) -> None:
-        """Begin to count the time of a check."""
-        self.loaded = True
-        self._limit, self._since = self._per_check, time.monotonic()
-
-    def answered(self) -> None:
-        """Go on to the next check."""
-        self.busy.popleft()
-        self._since = time.monotonic()
-
-    def hear(self) -> tuple[Any, str | None]:
-        """Return what it sent, or how it ended, or neither."""
+    def hear(self) -> Any:
+        """Return what it sent: `Loaded`, an error, or a verdict with its number; or `_Lost`; or None, so far."""
         # Checked first, so that a message that was sent before the end is received.
         ended = self._process.poll() is not None
         try:
             if self.pipe.poll():
-                return self.pipe.recv(), None
+                message = self.pipe.recv()
+                self.loaded, self._since = True, time.monotonic()
+                if isinstance(message, tuple):
+                    self.busy.popleft()
+                return message
         except Exception:  # the connection ended or is unreadable: no further message can come
-            return None, self._how()
+            ended = True
         if ended:
-            return None, self._how()
-        return None, f"took longer than {self._limit:g} s" if self.overdue else None
+            return _Lost(self._how())
+        return None if self.left else _Lost(f"took longer than {self._limit:g} s", hung=True)
 
     def end(self) -> None:
         """End it, and what it has started."""
@@ -269,7 +262,6 @@ class _Worker:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self.pipe.close()
-        os.close(self._alive)
 
     def _send(self, message: Any) -> None:
         with suppress(BrokenPipeError):  # it has ended, which the next read reports
@@ -301,27 +293,13 @@ class Loaded:
         return cls(str(backend.name), Capabilities(**plain), outline(checks, declared))
 
 
-@dataclass(frozen=True)
-class Refused:
-    """The message that a backend was not loaded: the reason, and whether its own code is to blame."""
-
-    text: str
-    its_fault: bool
-
-
-def main(channel: int, alive: int) -> None:
-    """Run the requested checks until the channel ends.
-
-    Args:
-        channel: file descriptor of the connection to the parent.
-        alive: file descriptor of a pipe that ends when the parent does.
-    """
-    for descriptor in (channel, alive):
-        os.set_inheritable(descriptor, False)
+def main(channel: int) -> None:
+    """Run the checks that the parent asks for through a connection, given by its file descriptor."""
+    os.set_inheritable(channel, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
-    threading.Thread(target=_end_with_parent, args=(alive,), daemon=True).start()
-    pipe = Connection(channel)
-    name, choice = pipe.recv()
+    pipe, asked = Connection(channel), SimpleQueue[Any]()
+    threading.Thread(target=_listen, args=(pipe, asked), daemon=True).start()
+    name, choice = asked.get()
     try:
         with Copies() as copies:
             backend = get_backend(name)
@@ -330,22 +308,21 @@ def main(channel: int, alive: int) -> None:
             raise LoadError(
                 f"backend {name!r} forked the process while it was loaded, and the copy went on as well"
             )
-        loaded = Loaded.of(backend, checks)
+        pipe.send(Loaded.of(backend, checks))
     except MxrefError as err:
-        pipe.send(Refused(str(err), isinstance(err, LoadError)))
+        # A plain copy here too: the class of an error may be the backend's own.
+        pipe.send((LoadError if isinstance(err, LoadError) else BackendError)(str(err)))
         return
-    pipe.send(loaded)
     subject = Subject(backend)
     while True:
-        try:
-            numbers, subject.shrink = pipe.recv()
-        except EOFError:
-            return
+        numbers, subject.shrink = asked.get()
         for i in numbers:
             pipe.send((i, result_of(checks[i], subject)))
 
 
-def _end_with_parent(alive: int) -> None:
-    """End this process and its children when the parent has ended, in whatever way."""
-    os.read(alive, 1)
+def _listen(pipe: Connection, asked: SimpleQueue[Any]) -> None:
+    """Receive what the parent asks; end this process and its children when the parent has ended, in whatever way."""
+    with suppress(EOFError, OSError):
+        while True:
+            asked.put(pipe.recv())
     os.killpg(0, signal.SIGKILL)

@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as xml
 
-from numpy.typing import NDArray
-
 from mxref._version import __version__
 from mxref.errors import ConformanceError, FileFormatError
 from mxref.formats import BLOCK_FORMATS
@@ -57,11 +55,7 @@ class Failure:
     differing: tuple[int, ...] = ()
     """Positions of the elements that differ."""
     command: str | None = None
-    """A command that prints the steps to the expected answer."""
-    array: NDArray[Any] | None = field(default=None, repr=False, compare=False)
-    """The shrunk input of a quantization, block axis last."""
-    file_command: str | None = None
-    """The same command for tiles, which need a file; FILE stands for the place of `array`."""
+    """A command that prints the steps to the expected answer; tiles have none."""
     lost: bool = False
     """Whether the backend ended the process of the check, or took too long."""
     check: str = ""

@@ -31,7 +31,6 @@ from mxref.conformance.clauses import CLAUSES
 from mxref.conformance.outcome import CheckResult, Failure, Level
 from mxref.conformance.requests.quantizing import MalformedAnswer
 from mxref.conformance.watch import Copies
-from mxref.dialects import DIALECTS
 from mxref.errors import RecipeError, UnsupportedError
 from mxref.formats import BLOCK_FORMATS
 from mxref.recipe import OperandSpec
@@ -42,7 +41,6 @@ def checks_of(
     capabilities: Capabilities,
     *,
     ops: Iterable[str] | None = None,
-    dialects: Iterable[str] | None = None,
     clauses: Collection[str] | None = None,
     seed: int = 0,
     level: str = Level.FULL,
@@ -54,9 +52,9 @@ def checks_of(
     `mxref.conformance.check`.
 
     Raises:
-        RecipeError: an unknown operation, dialect, clause, level or format, or a negative seed.
+        RecipeError: an unknown operation, clause, level or format, or a negative seed.
     """
-    return Choice.of(ops, dialects, clauses, seed, level, formats).checks(capabilities)
+    return Choice.of(ops, clauses, seed, level, formats).checks(capabilities)
 
 
 def _names(argument: str, what: str, values: Any, known: Collection[str]) -> tuple[str, ...]:
@@ -74,43 +72,28 @@ def _names(argument: str, what: str, values: Any, known: Collection[str]) -> tup
     return names
 
 
-def _treated(check: Check, specs: Iterable[OperandSpec]) -> bool:
-    """Return whether a check is of one of the treatments, or of none."""
-    return check.asked.spec is None or any(_within(check.asked.spec, spec) for spec in specs)
-
-
-def _within(spec: OperandSpec, whole: OperandSpec) -> bool:
-    """Return whether a treatment uses no more than another: its transform or its prescale may be left out."""
-    free = ("format", "hadamard", "nonfinite", "prescale", "signs", "sr_bits", "zero_scale")
-    bare = replace(spec, **{name: getattr(whole, name) for name in free})
-    return bare == whole and spec.hadamard in (0, whole.hadamard) and spec.prescale in (False, whole.prescale)
-
-
 @dataclass(frozen=True)
 class Choice:
     """The part of the suite that is asked for, as `checks_of` takes it."""
 
     ops: tuple[str, ...]
-    specs: tuple[OperandSpec, ...]
-    """Treatments of the dialects; empty for all that are declared."""
     clauses: tuple[str, ...]
     seed: int
     level: Level
     formats: tuple[str, ...]
 
     @classmethod
-    def of(cls, ops: Any, dialects: Any, clauses: Any, seed: int, level: str, formats: Any = None) -> Self:
+    def of(cls, ops: Any, clauses: Any, seed: int, level: str, formats: Any = None) -> Self:
         """Return a choice from names, one alone or several; no operation or format means all of them.
 
         Raises:
-            RecipeError: an unknown operation, dialect, clause, level or format, or a negative seed.
+            RecipeError: an unknown operation, clause, level or format, or a negative seed.
         """
         if seed < 0:
             raise RecipeError(f"seed = {seed} is negative; give 0 or more")
         (amount,) = _names("level", "level", (level,), tuple(Level))
         return cls(
             _names("ops", "operation", ops, tuple(Op)) or tuple(op.value for op in Op),
-            tuple(DIALECTS[name].spec for name in _names("dialects", "dialect", dialects, DIALECTS)),
             _names("clauses", "clause", clauses, CLAUSES),
             seed,
             Level(amount),
@@ -127,8 +110,8 @@ class Choice:
         for made in formats:
             if made not in taken and made is not first:
                 continue
-            plan = replace(Plan.of(self.level, self.seed, capabilities, made), specs=self.specs)
-            shared = replace(plan, declared=Capabilities(), specs=())
+            plan = Plan.of(self.level, self.seed, capabilities, made)
+            shared = replace(plan, declared=Capabilities())
             for family in families:
                 whole = _checks(family.make, plan if family.drawn else shared)
                 # Checks that are the same for all formats appear once.
@@ -139,7 +122,6 @@ class Choice:
             if (not self.clauses or check.clause in self.clauses)
             and check.asked.op in self.ops
             and taken.issuperset(check.formats)
-            and (not self.specs or _treated(check, self.specs))
         ]
 
 
@@ -149,7 +131,6 @@ class Outline:
 
     clauses: tuple[str, ...]
     """The clause of each check."""
-    titles: tuple[str, ...]
     reasons: tuple[str | None, ...]
     """The undeclared capability that a check needs, for each check; None if all are declared."""
     groups: tuple[tuple[int, ...], ...]
@@ -160,9 +141,7 @@ def outline(checks: list[Check], capabilities: Capabilities) -> Outline:
     """Return the outline of checks for a backend of these capabilities."""
     reasons = tuple(each.undeclared(capabilities) for each in checks)
     groups = together(checks, (i for i, reason in enumerate(reasons) if reason is None))
-    return Outline(
-        tuple(each.clause for each in checks), tuple(each.title for each in checks), reasons, tuple(map(tuple, groups))
-    )  # fmt: skip
+    return Outline(tuple(each.clause for each in checks), reasons, tuple(map(tuple, groups)))
 
 
 def together(checks: list[Check], numbers: Iterable[int]) -> list[list[int]]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance.checking import Asked, Check, Needs, Op, Plan, Subject, cast
+from mxref.conformance.checking import Asked, Check, Op, Plan, Subject, cast
 from mxref.conformance.checks.places import drawn_spec
 from mxref.conformance.requests.crafted import any_bits, heavy_tailed, tame
 from mxref.conformance.requests.decoding import DTYPES, differs
@@ -31,36 +31,8 @@ STREAM = Stream(8, step=1, layer=3, operand=2)
 _STREAMS = STREAM, replace(STREAM, operand=4)
 
 Pair = tuple[OperandSpec, OperandSpec]
-
-
-class Dual(NamedTuple):
-    """One matrix along axis 1, and along axis 0."""
-
-    row: Request
-    column: Request
-
-    @property
-    def op(self) -> Op:
-        """The operation."""
-        return Op.QUANTIZE
-
-    @property
-    def spec(self) -> OperandSpec:
-        """The treatment of the rows."""
-        return self.row.spec
-
-    @property
-    def needs(self) -> Needs:
-        """The capabilities that either part uses."""
-        return tuple(dict.fromkeys((*self.row.needs, *self.column.needs)))
-
-    def describe(self) -> dict[str, str]:
-        """Return both parts in words."""
-        return {
-            f"along axis {each.axis}": ", ".join(f"{k}={v}" for k, v in each.describe().items())
-            for each in self
-        }
-
+Dual = tuple[Request, ...]
+"""One matrix along axis 1, and along axis 0."""
 
 _SHAPES: tuple[tuple[tuple[int, int], tuple[bool, bool]], ...] = (
     ((96, 160), (False, False)), ((41, 64), (False, True)), ((64, 41), (True, False)), ((70, 45), (True, True)),
@@ -79,7 +51,7 @@ def _dual(
 ) -> Dual:
     """Return the request for a matrix; `where` is its origin, its global shape and its layout."""
     parts = zip((1, 0), specs, streams, pads, strict=True)
-    return Dual(*(Request(x, spec, axis, stream, pad=pad, **where) for axis, spec, stream, pad in parts))
+    return tuple(Request(x, spec, axis, stream, pad=pad, **where) for axis, spec, stream, pad in parts)
 
 
 def checks(plan: Plan) -> Iterator[Check]:
@@ -181,15 +153,15 @@ def _drawn(rng: np.random.Generator, plan: Plan) -> Dual:
 
 def _dual_check(title: str, case: Dual) -> Iterator[Check]:
     """Yield the check that both parts are what `quantize` gives; nothing if the treatments do not fit the shape."""
+    row, column = case
     try:
-        assert case.row.plan
-        assert case.column.plan
+        assert row.plan
+        assert column.plan
     except ShapeError:
         return
 
     def problem(subject: Subject) -> tuple[int, str]:
         backend, compared = subject.backend, 0
-        row, column = case
         array = row.array()
         given, before = subject.give(array), array.tobytes()
         pair = backend.quantize_dual(
@@ -215,7 +187,11 @@ def _dual_check(title: str, case: Dual) -> Iterator[Check]:
                 return compared, f"{along}: the same codes under another description: {got!r}"
         return compared, ""
 
-    yield Check.that("conformance.dual", f"quantize_dual, {title}", case, problem)
+    needs = tuple(dict.fromkeys((*row.needs, *column.needs)))
+    words = {
+        f"along axis {each.axis}": ", ".join(f"{k}={v}" for k, v in each.describe().items()) for each in case
+    }
+    yield Check.that("conformance.dual", f"quantize_dual, {title}", Asked(Op.QUANTIZE, needs, words), problem)
 
 
 def _fake(plan: Plan, title: str, spec: OperandSpec, dtype: str, rng: np.random.Generator) -> Check:
@@ -242,7 +218,7 @@ def _fake(plan: Plan, title: str, spec: OperandSpec, dtype: str, rng: np.random.
         return compared, ""
 
     needs = (*whole.needs, ("dequantize_dtypes", dtype))
-    asked = Asked(Op.QUANTIZE, needs, spec, whole.describe())
+    asked = Asked(Op.QUANTIZE, needs, whole.describe())
     return Check.that("conformance.dual", f"fake_quantize, {title}", asked, problem)
 
 
@@ -258,7 +234,7 @@ def _raises(plan: Plan) -> Iterator[Check]:
     }  # fmt: skip
     needs = {"quantize_dual": (), "fake_quantize": (("dequantize_dtypes", "float32"),)}
     for name, call in calls.items():
-        asked = Asked(Op.QUANTIZE, (*Request(x, spec).needs, *needs[name]), spec)
+        asked = Asked(Op.QUANTIZE, (*Request(x, spec).needs, *needs[name]))
         accepted = f"{name} let a NaN pass under nonfinite = 'raise'"
         title = f"{name}, nonfinite = 'raise'"
         yield Check.refused("conformance.dual", title, asked, call, NonfiniteError, accepted)

@@ -7,17 +7,16 @@ product, rounded once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mxref.backend import within_range
-from mxref.conformance.checking import Asked, Check, Needs, Op, Plan, Subject
+from mxref.conformance.checking import Asked, Check, Op, Plan, Subject
 from mxref.conformance.checks.gemms import adversarial, refused_by_all
 from mxref.conformance.finding import product_check
-from mxref.conformance.outcome import CheckResult, Failure
 from mxref.conformance.requests.decoding import LAYOUTS, differs, drawn_array, first_place, given, shown
 from mxref.conformance.requests.multiplying import Operands, Product
 from mxref.conformance.requests.quantizing import as_numpy
@@ -168,50 +167,6 @@ _SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 2.0**-149, -(2.0**-126)
 _INFINITIES = np.array([np.inf, -np.inf], np.float32)
 
 
-@dataclass(frozen=True, eq=False)
-class Sum:
-    """A product, and the array to which it is added."""
-
-    op: ClassVar = Op.GEMM
-    spec: ClassVar = None
-    product: Product
-    onto: NDArray[np.float32]
-    prepared: bool
-
-    @property
-    def needs(self) -> Needs:
-        """The capabilities that the product uses."""
-        return self.product.needs
-
-    def describe(self) -> dict[str, str]:
-        """Return the request in words."""
-        return self.product.describe() | ({"B": "prepared"} if self.prepared else {})
-
-    def wrong(self, subject: Subject) -> tuple[NDArray[np.bool_], NDArray[np.float32], NDArray[np.float32]]:
-        """Return where the array is wrong afterwards, an allowed result, and the actual one."""
-        product, backend = self.product, subject.backend
-        a, b = (given(subject, q, product.layout) for q in (product.a, product.b))
-        if self.prepared:
-            b = backend.prepare(b, profile=product.profile)
-
-        def added() -> Any:
-            onto = subject.give(self.onto.copy())
-            backend.add_product(a, b, onto, profile=product.profile)
-            return onto
-
-        got = subject.take(within_range(backend, added))
-        with np.errstate(over="ignore", invalid="ignore"):
-            want = self.onto + product.expected
-            if product.profile is not GemmProfile.BOUNDED:
-                return differs(got, want), want, got
-            # Rounding is monotone, so the sums with both ends of the interval bound the sum with any number in it.
-            total, tolerance = product.bound
-            low, high = (self.onto + end.astype(np.float32) for end in (total - tolerance, total + tolerance))
-            outside = ~((low <= got) & (got <= high)) & np.isfinite(tolerance) & ~np.isnan(low + high)
-        nan = np.isnan(product.expected) | np.isnan(self.onto)
-        return np.where(nan, ~np.isnan(got), outside), want, got
-
-
 def added_checks(plan: Plan) -> Iterator[Check]:
     """Yield the checks of `add_product`."""
     rng = np.random.default_rng(plan.seed)
@@ -222,7 +177,7 @@ def added_checks(plan: Plan) -> Iterator[Check]:
             for held, onto in _held(rng, product.expected):
                 for prepared in (False, True) if plan.full or held == "a gradient" else (False,):
                     title = f"add_product, {profile.value}: {what}, onto {held}{', B prepared' * prepared}"
-                    yield _sum_check(title, Sum(product, onto, prepared))
+                    yield _sum_check(title, product, onto, prepared)
         yield _refuses_sums(profile, plan.format)
 
 
@@ -239,24 +194,49 @@ def _held(
     yield "nearly its negative", np.nextafter(-finite, rng.choice(_INFINITIES, product.shape))
 
 
-def _sum_check(title: str, case: Sum) -> Check:
-    product = case.product
+def _sum_check(title: str, product: Product, onto: NDArray[np.float32], prepared: bool) -> Check:
+    def problem(subject: Subject) -> tuple[int, str]:
+        asked, backend = product.in_class_of(subject), subject.backend
+        a, b = (given(subject, q, product.layout) for q in (product.a, product.b))
+        if prepared:
+            b = backend.prepare(b, profile=product.profile)
 
-    def run(subject: Subject) -> CheckResult:
-        asked = replace(case, product=product.in_class_of(subject))
-        wrong, want, got = asked.wrong(subject)
+        def added() -> Any:
+            given_onto = subject.give(onto.copy())
+            backend.add_product(a, b, given_onto, profile=product.profile)
+            return given_onto
+
+        got = subject.take(within_range(backend, added))
+        wrong, want = _wrong_sums(asked, onto, got)
         if wrong.any():
             # A GEMM that is wrong without the addition is reported under its own clauses.
-            wrong = wrong & ~asked.product.wrong(subject)[0]
+            wrong &= ~asked.wrong(subject)[0]
         if not wrong.any():
-            return CheckResult(wrong.size)
+            return wrong.size, ""
         at = first_place(wrong)
-        message = f"{int(wrong.sum())} of {wrong.size} sums differ, the first at {at}"
-        parts = f"{shown(want[at])} = {shown(case.onto[at])} + {shown(product.expected[at])}"
-        failure = Failure("conformance.dual", message, expected=parts, got=shown(got[at]))
-        return CheckResult(wrong.size, failure)
+        return wrong.size, (
+            f"{int(wrong.sum())} of {wrong.size} sums differ, the first at {at}: {shown(got[at])} instead of "
+            f"{shown(want[at])} = {shown(onto[at])} + {shown(asked.expected[at])}"
+        )
 
-    return Check("conformance.dual", title, case, run)
+    words = product.describe() | ({"B": "prepared"} if prepared else {})
+    return Check.that("conformance.dual", title, Asked(Op.GEMM, product.needs, words), problem)
+
+
+def _wrong_sums(
+    product: Product, onto: NDArray[np.float32], got: NDArray[np.float32]
+) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
+    """Return where a sum with a product is not allowed, and an allowed sum."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        want = onto + product.expected
+        if product.profile is not GemmProfile.BOUNDED:
+            return differs(got, want), want
+        # Rounding is monotone, so the sums with both ends of the interval bound the sum with any number in it.
+        total, tolerance = product.bound
+        low, high = (onto + end.astype(np.float32) for end in (total - tolerance, total + tolerance))
+        outside = ~((low <= got) & (got <= high)) & np.isfinite(tolerance) & ~np.isnan(low + high)
+    nan = np.isnan(product.expected) | np.isnan(onto)
+    return np.where(nan, ~np.isnan(got), outside), want
 
 
 def _refuses_sums(profile: GemmProfile, made: BlockFormat) -> Check:

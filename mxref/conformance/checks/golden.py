@@ -6,13 +6,13 @@ The vectors are files of `spec/vectors`; here is only how one becomes a check.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
 
 from mxref.conformance.blame import blame
-from mxref.conformance.checking import Check, Needs, Op, Plan, Subject
+from mxref.conformance.checking import Asked, Check, Needs, Op, Plan, Subject
 from mxref.conformance.clauses import by_rank
 from mxref.conformance.finding import quantize_check
 from mxref.conformance.outcome import CheckResult, Failure
@@ -20,15 +20,11 @@ from mxref.conformance.requests.multiplying import Product
 from mxref.conformance.requests.quantizing import Blocks, Place, Request
 from mxref.formats import BLOCK_FORMATS, BlockFormat
 from mxref.plan import dtype_name
-from mxref.recipe import GemmProfile, OperandSpec
+from mxref.recipe import GemmProfile
 from mxref.vectors import BACKEND_OPS, DEFAULT, Record, RecordOp, load_vectors
 from mxref.vectors.data import record_format, record_operand, record_stream, record_tensor
 from mxref.vectors.run import run_record
 
-_OPS = {
-    RecordOp.SCALE: Op.QUANTIZE, RecordOp.QUANTIZE: Op.QUANTIZE, RecordOp.DEQUANTIZE: Op.DEQUANTIZE,
-    RecordOp.HADAMARD: Op.HADAMARD, RecordOp.SCALED_GEMM: Op.GEMM,
-}  # fmt: skip
 _GENERATED = ("x_seed", "operand_seed")
 _FILED_TWICE = {"quantize.place.sr.whole": "random.index"}
 """Vectors asked under a second clause too: it has no other check of rows that are padded to Hadamard groups."""
@@ -76,7 +72,7 @@ def _check(record: Record, clause: str) -> Check:
         failure = Failure(clause, str(mismatch), expected=mismatch.want, got=mismatch.got)
         return CheckResult(count, failure)
 
-    return Check(clause, title, _Vector(record), run)
+    return Check(clause, title, _asked(record), run)
 
 
 def _clause(record: Record) -> str:
@@ -117,38 +113,24 @@ def _request(record: Record) -> Request | None:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Vector:
-    """A golden vector as the question of a check."""
-
-    record: Record
-
-    @property
-    def op(self) -> Op:
-        """The operation."""
-        return _OPS[self.record.op]
-
-    @property
-    def spec(self) -> OperandSpec | None:
-        """The treatment of a quantization; None for other operations."""
-        return self.record.spec if self.record.op is RecordOp.QUANTIZE else None
-
-    @property
-    def needs(self) -> Needs:
-        """The capabilities that the vector uses."""
-        record, i = self.record, self.record.inputs
-        if record.op is RecordOp.SCALE:
-            return Request(np.zeros(1, np.float32), record.spec).needs
-        if record.op is RecordOp.QUANTIZE:
-            return Request(record_tensor(record), record.spec).needs
-        if record.op is RecordOp.DEQUANTIZE:
-            return ("formats", record_format(record)), ("dequantize_dtypes", i["out"])
-        if record.op is RecordOp.HADAMARD:
-            return ("in_dtypes", dtype_name(record_tensor(record))), ("hadamard_sizes", i["n"])
-        a, b = (record_operand(record, name) for name in "ab")
-        return Product(a, b, GemmProfile(i["profile"]), i["out"]).needs
-
-    def describe(self) -> dict[str, str]:
-        """Return the inputs in words."""
-        texts = {key: str(value) for key, value in self.record.inputs.items()}
-        return {key: text if len(text) < 300 else f"{text[:300]}..." for key, text in texts.items()}
+def _asked(record: Record) -> Asked:
+    """Return a golden vector as the question of a check."""
+    i = record.inputs
+    needs: Needs
+    match record.op:
+        case RecordOp.SCALE:
+            op, needs = Op.QUANTIZE, Request(np.zeros(1, np.float32), record.spec).needs
+        case RecordOp.QUANTIZE:
+            op, needs = Op.QUANTIZE, Request(record_tensor(record), record.spec).needs
+        case RecordOp.DEQUANTIZE:
+            op, needs = Op.DEQUANTIZE, (("formats", record_format(record)), ("dequantize_dtypes", i["out"]))
+        case RecordOp.HADAMARD:
+            op = Op.HADAMARD
+            needs = ("in_dtypes", dtype_name(record_tensor(record))), ("hadamard_sizes", i["n"])
+        case _:
+            a, b = (record_operand(record, name) for name in "ab")
+            op, needs = Op.GEMM, Product(a, b, GemmProfile(i["profile"]), i["out"]).needs
+    texts = {key: str(value) for key, value in i.items()}
+    return Asked(
+        op, needs, {key: text if len(text) < 300 else f"{text[:300]}..." for key, text in texts.items()}
+    )

@@ -111,7 +111,6 @@ def _drawn(rng: np.random.Generator, plan: Plan) -> Request:
     one_of = partial(_one_of, rng)
     caps, made = plan.declared, plan.format
     spec = drawn_spec(rng, caps, made)
-    spec = replace(one_of(plan.specs), format=made) if plan.specs else spec
     tile = spec.block is BlockShape.TILE
     unit = max(made.k, spec.hadamard)
     length = unit * one_of([1, 1, 2, 3])

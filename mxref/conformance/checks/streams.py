@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from mxref.conformance.checking import Asked, Check, Op, Plan, Subject
 from mxref.conformance.finding import controlled_check, quantize_check
 from mxref.conformance.requests.crafted import tame
-from mxref.conformance.requests.quantizing import Blocks, Request
+from mxref.conformance.requests.quantizing import Blocks, Request, as_numpy
+from mxref.conformance.sr_statistics import stochastic_problem
 from mxref.formats import BlockShape, ElementFormat
+from mxref.layouts.packed import unpack
 from mxref.plan import QuantPlan
 from mxref.recipe import OperandSpec
 from mxref.steps.random import Stream, elements_per_call, random_integers
@@ -62,7 +64,7 @@ def checks(plan: Plan) -> Iterator[Check]:
             plan, _turning, {"shape": (8, 96), "spec": replace(spec, sr_bits=bits), "rng": STREAM}
         )
         yield quantize_check("rounding.sr", f"R = {bits}, at the threshold and just below", request)
-    yield _statistics(plan, spec)
+    yield _native(plan, spec)
 
 
 def _carries(bits: int) -> dict[str, dict[str, Any]]:
@@ -197,35 +199,24 @@ def _right_bits_anywhere(plan: Plan, spec: OperandSpec) -> Check:
     return quantize_check("random.philox", "half-way values that go up, by groups", request, judge)
 
 
-def _statistics(plan: Plan, spec: OperandSpec) -> Check:
-    """Native SR has its own random bits: grid points stay, other values go to a neighbour, and the mean is right."""
-    rows, title = 512, "grid points, neighbours and mean"
-    rng = np.random.default_rng(plan.seed)
-    lower_ends, width = _gaps(plan.element)
-    gap = np.tile(rng.integers(0, len(width), 256), (rows, 1))
-    fraction = np.tile(rng.integers(0, 16, 256) / 16, (rows, 1))
-    x = lower_ends[gap] + width[gap] * fraction
-    k = plan.format.k
-    x[:, ::k] = 2.0**plan.element.max_exponent
-    lower = gap + 1  # magnitude codes of the lower neighbours
-    lower[:, ::k], fraction[:, ::k] = len(width) + 1, 0
-    request = Request(plan.cast(x), spec, rng=STREAM)
+def _native(plan: Plan, spec: OperandSpec) -> Check:
+    """Native SR has random bits of its own, which only statistics can judge."""
+    request = Request(np.zeros((1, plan.format.k), np.float32), spec, rng=STREAM)
     needs = [need for need in request.needs if need[0] not in ("native_sr", "max_sr_bits")]
-    asked = Asked(Op.QUANTIZE, (*needs, ("native_sr", True)), spec, request.describe())
+    asked = Asked(Op.QUANTIZE, (*needs, ("native_sr", True)), request.describe())
 
     def problem(subject: Subject) -> tuple[int, str]:
-        codes = request.answer(subject).codes.reshape(rows, -1).astype(np.int64)
-        up = codes - lower
-        share, expected = up.mean(axis=0), fraction[0]
-        deviation = 6 * np.sqrt(expected * (1 - expected) / rows) + 2.0**-8
-        message = ""
-        if ((up < 0) | (up > 1) | ((fraction == 0) & (up != 0))).any():
-            message = "an element left its two neighbours, or a grid point moved"
-        elif (np.abs(share - expected) > deviation).any():
-            worst = int(np.argmax(np.abs(share - expected)))
-            message = (
-                f"of {rows} elements at fraction {expected[worst]:g} the share {share[worst]:.3f} went up"
-            )
-        return x.size, message
+        compared = 0
 
-    return Check.that("rounding.native_sr", title, asked, problem)
+        def rounded(
+            x: NDArray[np.float32], spec: OperandSpec, stream: Stream, first: int
+        ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+            nonlocal compared
+            compared += x[first:].size
+            q = as_numpy(subject, Request(x[first:], spec, rng=stream).ask(subject))
+            return unpack(q.codes, plan.element), q.scales
+
+        found = stochastic_problem(rounded, spec, 1, STREAM, native=True)
+        return compared, found and f"the rounding {found}"
+
+    return Check.that("rounding.native_sr", "statistics", asked, problem)

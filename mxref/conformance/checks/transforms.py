@@ -35,7 +35,6 @@ class Transform:
     """Arguments of a transform."""
 
     op: ClassVar = Op.HADAMARD
-    spec: ClassVar = None
     x: NDArray[np.generic]
     n: int
     signs: int = 0

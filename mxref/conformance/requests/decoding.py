@@ -30,7 +30,6 @@ class Decoding:
     """Arguments of a dequantization."""
 
     op: ClassVar = Op.DEQUANTIZE
-    spec: ClassVar = None
     q: MXArray
     dtype: str
     layout: str = ""

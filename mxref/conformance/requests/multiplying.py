@@ -31,7 +31,6 @@ class Product:
     """
 
     op: ClassVar = Op.GEMM
-    spec: ClassVar = None
     a: MXArray
     b: MXArray
     profile: GemmProfile

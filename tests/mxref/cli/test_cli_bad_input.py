@@ -230,7 +230,7 @@ def test_help_as_it_is_shown() -> None:
         (("conform", "--backend", "nunba"), ["did you mean 'numba'?", "known: ", "module:object"]),
         (("conform", "--backend", "mine.py"), ["'mine.py' is a file", "mine.py:backend"]),
         (("explain", "weights.npy"), ["'weights.npy' is not a number", "--file weights.npy"]),
-        (("conform", "--dialect", "zzz"), ["known: ", "nvidia"]),
+        (("explain", "--dialect", "zzz", "1"), ["known: ", "nvidia"]),
         (("conform", "--clause", "zzz.zzz"), ["known: ", "scale."]),
         (("conform", "--op", "zzz"), ["'quantize'"]),
         (("train", "zzz"), ["known: ", "tiny"]),

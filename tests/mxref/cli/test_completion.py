@@ -62,7 +62,6 @@ def test_commands_are_completed_with_their_first_sentences():
         ("mxref compare a b c --spec n", ["nvidia"]),
         ("mxref explain --scale-rule ", [rule.value for rule in ScaleRule]),
         ("mxref explain --rounding ", [rounding.value for rounding in Rounding]),
-        ("mxref conform --dialect a", ["amd"]),
         ("mxref conform --backend ", ["numba", "reference", "triton"]),
         ("mxref conform --backend=n", ["numba"]),
         ("mxref conform --clause scale.r", [c for c in CLAUSES if c.startswith("scale.r")]),

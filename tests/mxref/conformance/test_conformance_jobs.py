@@ -113,7 +113,7 @@ def running(process):
     return True
 """,
     )
-    choice = Choice.of(["hadamard"], None, ["hadamard.factor"], 0, "quick")
+    choice = Choice.of(["hadamard"], ["hadamard.factor"], 0, "quick")
     checks = choice.checks(reference.capabilities)
     sizes = {dict(check.needs).get("hadamard_sizes"): i for i, check in enumerate(checks)}
     others = [i for n, i in sizes.items() if n not in (16, None)]
