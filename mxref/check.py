@@ -74,9 +74,8 @@ def check_quantizer(
     """
     from mxref.conformance import examined
     from mxref.conformance.checking import Op, Plan
-    from mxref.conformance.checks.single import Ways, checks
     from mxref.conformance.clauses import by_rank
-    from mxref.conformance.function import FunctionBackend
+    from mxref.conformance.function import FunctionBackend, Ways, checks
     from mxref.conformance.outcome import Level, Report
     from mxref.layouts.foreign import layouts_of
     from mxref.placement import Placement

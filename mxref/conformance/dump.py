@@ -5,7 +5,8 @@ The hints are guesses for the reader: they name layouts and treatments under whi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -13,17 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mxref.arrays import as_array, described
 from mxref.conformance.blame import blame
 from mxref.conformance.clauses import storage_clause
 from mxref.conformance.finding import block_failure
-from mxref.conformance.function import on_host, on_host_bytes
 from mxref.conformance.outcome import Failure, Judgement, printable_lines
 from mxref.conformance.requests.decoding import first_place
 from mxref.conformance.requests.quantizing import Blocks, Request, all_of_it, alone
 from mxref.dialects import DIALECTS
-from mxref.errors import RecipeError, ShapeError
+from mxref.errors import DtypeError, RecipeError, ShapeError
 from mxref.formats import BlockShape
-from mxref.layouts.foreign import Layout, elements, fitting, layouts_of
+from mxref.layouts.foreign import Layout, elements, fitting, layouts_of, stored_bytes
 from mxref.plan import check_input
 from mxref.recipe import UNTURNED, OperandSpec
 from mxref.steps.hadamard import SIZES
@@ -215,21 +216,36 @@ def _other_treatments(spec: OperandSpec) -> Iterator[tuple[str, OperandSpec]]:
 
 
 def _changes(spec: OperandSpec) -> Iterator[dict[str, Any]]:
-    choices: dict[str, list[Any]] = {
-        "scale_rule": [rule for rule in ScaleRule if rule is not spec.scale_rule],
-        "rounding": [r for r in Rounding if r not in (spec.rounding, Rounding.SR)],
-        "zero_scale": [127 - spec.zero_scale], "prescale": [not spec.prescale],
-        "hadamard": [n for n in (0, *SIZES) if n != spec.hadamard],
-        "block": [shape for shape in BlockShape if shape is not spec.block],
+    choices: dict[str, Iterable[Any]] = {
+        "scale_rule": ScaleRule, "rounding": [r for r in Rounding if r is not Rounding.SR], "zero_scale": (0, 127),
+        "prescale": (False, True), "hadamard": (0, *SIZES), "block": BlockShape,
     }  # fmt: skip
-
-    def change(key: str, value: Any) -> dict[str, Any]:
+    single: list[dict[str, Any]] = [
         # Without a transform there are no signs.
-        return {key: value, **(UNTURNED if key == "hadamard" and not value else {})}
+        {key: value, **(UNTURNED if key == "hadamard" and not value else {})}
+        for key, values in choices.items()
+        for value in values
+        if value != getattr(spec, key)
+    ]
+    yield from single
+    yield from (one | other for one, other in combinations(single, 2) if one.keys().isdisjoint(other))
 
-    for count in (1, 2):
-        for keys in combinations(choices, count):
-            options = [[change(key, value) for value in choices[key]] for key in keys]
-            for first in options[0]:
-                for second in options[1] if count == 2 else [{}]:
-                    yield first | second
+
+def on_host(array: Any) -> NDArray[Any]:
+    """Return an array or a tensor of any device as a NumPy array."""
+    found = as_array(array.detach().cpu() if hasattr(array, "detach") else array)
+    return np.asarray(found)
+
+
+def on_host_bytes(array: Any) -> NDArray[np.uint8]:
+    """Return codes or scales as bytes, whatever one-byte type of NumPy, ml_dtypes or torch they have.
+
+    Raises:
+        DtypeError: an object without a type and a shape. ShapeError: elements of more than one byte.
+    """
+    if not hasattr(array, "dtype") or not hasattr(array, "shape"):
+        raise DtypeError(f"codes and scales must be arrays of bytes, got {described(array)}")
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor) and array.element_size() == 1:
+        array = array.detach().contiguous().view(torch.uint8)
+    return stored_bytes(on_host(array))

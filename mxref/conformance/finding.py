@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mxref.conformance.blame import MAX_WORDS, smallest_block, smallest_product
 from mxref.conformance.checking import Check, Subject
 from mxref.conformance.outcome import CheckResult, Failure
 from mxref.conformance.requests.decoding import first_place, shown
@@ -25,7 +26,6 @@ from mxref.conformance.requests.quantizing import (
     plainest,
     unit_rows,
 )
-from mxref.conformance.shrink import MAX_WORDS, smallest_block, smallest_product
 from mxref.formats import BlockShape, ElementFormat
 from mxref.layouts.packed import pack
 from mxref.mxarray import MXArray

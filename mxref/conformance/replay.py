@@ -1,53 +1,165 @@
-"""Repeats recorded operations on a backend and on the reference, and compares both with the record.
+"""Operations that a training run recorded, with their answers: their file, and what comes of them a second time.
 
-A shadow of a training run uses `recorded_failure` alone, the command `mxref conform --replay` everything.
+The file is a NumPy archive: the arrays, and one JSON text with everything else. It holds no pickled objects. A shadow
+of a training run asks an operation for its `failure`; `mxref conform --replay` repeats it on a backend too.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from mxref._version import __version__
 from mxref.backend import Backend
 from mxref.conformance.blame import blame, cause
-from mxref.conformance.checking import Subject
+from mxref.conformance.checking import Check, Subject
 from mxref.conformance.finding import block_failure, product_check, quantize_check
-from mxref.conformance.outcome import Failure, Judgement
-from mxref.conformance.recorded import Call, RecordedProduct, RecordedQuantization, load_recording, where_text
+from mxref.conformance.outcome import Failure, Judgement, check_writable, write
 from mxref.conformance.requests.decoding import first_place, shown
-from mxref.conformance.requests.quantizing import all_of_it
+from mxref.conformance.requests.multiplying import Product
+from mxref.conformance.requests.quantizing import Blocks, Request, all_of_it
 from mxref.conformance.suite import result_of
 from mxref.discovery import get_backend
+from mxref.errors import FileFormatError
+from mxref.formats import BLOCK_FORMATS, BlockShape
+from mxref.mxarray import MXArray
+from mxref.recipe import GemmProfile, OperandSpec
+from mxref.steps.hadamard import Rotation
+from mxref.steps.random import Stream
+from mxref.tomlio import build, to_table
+
+FORMAT = "mxref.record.1"
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedQuantization:
+    """A quantization and the answer that it got."""
+
+    where: Mapping[str, str]
+    """Layer, role, tensor and step, as far as they are known."""
+    request: Request
+    codes: NDArray[np.uint8]
+    """[rows, K * bits / 8], block axis last."""
+    scales: NDArray[np.uint8]
+    """[rows, K / k]."""
+
+    @property
+    def answer(self) -> Blocks:
+        """The answer, block by block."""
+        plan = self.request.plan
+        return Blocks.of(plan.array(*(a.reshape(*plan.rows_shape, -1) for a in (self.codes, self.scales))))
+
+    @property
+    def compared(self) -> str:
+        """What a comparison looks at."""
+        return f"{self.request.expected_blocks.scales.size:,} blocks"
+
+    @property
+    def check(self) -> Check:
+        """The check that a backend gives the reference's answer."""
+
+        def blamed(subject: Subject, got: Blocks, place: tuple[int, int]) -> str:
+            return cause(subject, self.request, got, place)
+
+        return quantize_check("quantize.order", where_text(self.where), self.request, blamed=blamed)
+
+    @property
+    def failure(self) -> Failure | None:
+        """How the answer differs from the reference's; None where it does not."""
+        request, answer = self.request, self.answer
+        wrong, _ = all_of_it(answer, request.expected_blocks)
+        if not wrong.any():
+            return None
+        row, block = first_place(wrong)
+        clause = blame(request, answer, row, block) or "quantize.order"
+        message = f"{int(wrong.sum())} of {wrong.size} blocks differ; shown is the first, block {block} of row {row}"
+        found = block_failure(request, (row, block), clause, message, answer)
+        return replace(found, check=where_text(self.where))
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedProduct:
+    """A scaled GEMM and the answer that it got."""
+
+    where: Mapping[str, str]
+    product: Product
+    result: NDArray[Any]
+    """[M, N], float32 or bfloat16."""
+
+    @property
+    def compared(self) -> str:
+        """What a comparison looks at."""
+        return f"{self.result.size:,} results"
+
+    @property
+    def check(self) -> Check:
+        """The check that a backend gives an allowed answer."""
+        return product_check(f"gemm.{self.product.profile.value}", where_text(self.where), self.product)
+
+    @property
+    def failure(self) -> Failure | None:
+        """How the answer differs from the allowed ones; None where it does not."""
+        product, wrong = self.product, self.product.misses(self.result)
+        if not wrong.any():
+            return None
+        at = first_place(wrong)
+        message = f"{int(wrong.sum())} of {wrong.size} results differ, the first at {at}"
+        want, got = shown(product.expected[at]), shown(self.result[at])
+        clause = f"gemm.{product.profile.value}"
+        return Failure(clause, message, product.describe(), {}, want, got, check=where_text(self.where))
+
+
+Call = RecordedQuantization | RecordedProduct
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Recorded operations."""
+
+    backend: str
+    """Name of the backend that gave the answers."""
+    calls: tuple[Call, ...]
+    reason: str = ""
+    """Why the file was written, in one line."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What else a reader should know, such as the device."""
+
+
+def where_text(where: Mapping[str, str]) -> str:
+    """Return the place of a recorded operation as text, as in `step 3 counted from 0, layer q_proj, fprop x`.
+
+    The step is that of the random streams, which `mxref explain --step` takes; the logs of a run count from 1.
+    """
+    parts = [f"step {where['step']} counted from 0"] if "step" in where else []
+    parts += [f"layer {where['layer']}"] if "layer" in where else []
+    parts += [" ".join(where[key] for key in ("role", "tensor") if key in where)]
+    return ", ".join(filter(None, parts)) or "place unknown"
+
+
+# ---- a second time ----
 
 
 @dataclass(frozen=True)
 class ReplayedCall:
     """The result of one recorded operation."""
 
-    where: str
-    """Step, layer, role and tensor."""
-    op: str
-    """`quantize` or `gemm`."""
-    compared: int
-    """Blocks, or elements of a product."""
+    text: str
+    """The operation and its place, and whether the recorded and the new answer are right."""
     recorded: Failure | None = None
     """How the recorded answer differs from the reference's; None where it does not."""
     answered: Failure | None = None
     """How the backend's answer differs now, shrunk; None where it does not."""
     undeclared: str | None = None
     """The capability that the backend does not declare; it was then not asked."""
-
-    def verdict(self, backend: str) -> str:
-        """Return as part of a sentence whether the recorded answer and that of a backend are right."""
-        before, now = (
-            f"differs under {failure.clause}" if failure else "is right"
-            for failure in (self.recorded, self.answered)
-        )
-        if self.undeclared:
-            now = f"does not declare {self.undeclared}"
-        what = "blocks" if self.op == "quantize" else "results"
-        return f"{self.compared:,} {what}, the recorded answer {before}, {backend} {now}"
 
 
 @dataclass(frozen=True)
@@ -56,11 +168,7 @@ class ReplayReport(Judgement):
 
     backend: str
     """The backend that was asked now."""
-    recorded_by: str
-    """The backend that gave the recorded answers."""
-    reason: str
-    """Why the file was written."""
-    facts: Mapping[str, str]
+    recording: Recording
     calls: tuple[ReplayedCall, ...]
 
     @property
@@ -71,13 +179,13 @@ class ReplayReport(Judgement):
 
     def __str__(self) -> str:
         """Return the report as lines: an operation each, the first difference, and the total."""
-        lines = [f"recorded by backend {self.recorded_by}" + (f": {self.reason}" if self.reason else "")]
-        lines += [f"  {key}: {value}" for key, value in self.facts.items()]
+        reason = self.recording.reason
+        lines = [f"recorded by backend {self.recording.backend}" + (f": {reason}" if reason else "")]
+        lines += [f"  {key}: {value}" for key, value in self.recording.facts.items()]
         failures = [call.answered or call.recorded for call in self.calls]
         first = next((i for i, failure in enumerate(failures) if failure), None)
         for i, call in enumerate(self.calls):
-            lines.append(f"{call.op} of {call.where}: {call.verdict(self.backend)}")
-            lines += [str(failures[i])] if i == first else []
+            lines += [call.text, str(failures[i])] if i == first else [call.text]
         undeclared = sum(call.undeclared is not None for call in self.calls)
         total = f"{len(self.calls)} operations, {sum(map(bool, failures))} with a difference"
         if undeclared:
@@ -106,50 +214,141 @@ def replay(file: str | Path, backend: Backend | str, *, shrink: bool = True) -> 
         calls.append(_replayed(subject, call))
         if calls[-1].answered:
             subject.shrink = False  # one small example is enough
-    return ReplayReport(
-        subject.backend.name, recording.backend, recording.reason, recording.facts, tuple(calls)
-    )
+    return ReplayReport(subject.backend.name, recording, tuple(calls))
 
 
 def _replayed(subject: Subject, call: Call) -> ReplayedCall:
-    where, recorded = where_text(call.where), recorded_failure(call)
-    if isinstance(call, RecordedQuantization):
-        request, compared = call.request, call.request.expected_blocks.scales.size
-        check = quantize_check(
-            "quantize.order",
-            where,
-            request,
-            blamed=lambda asked, got, place: cause(asked, request, got, place),
-        )
-    else:
-        check, compared = product_check(_product_clause(call), where, call.product), call.result.size
+    check, recorded = call.check, call.failure
     undeclared = check.undeclared(subject.capabilities)
     answered = None if undeclared else result_of(check, subject).failure
-    return ReplayedCall(where, check.asked.op.value, compared, recorded, answered, undeclared)
+    before, now = (f"differs under {each.clause}" if each else "is right" for each in (recorded, answered))
+    if undeclared:
+        now = f"does not declare {undeclared}"
+    text = (
+        f"{check.asked.op.value} of {check.title}: {call.compared}, the recorded answer {before}, "
+        f"{subject.backend.name} {now}"
+    )
+    return ReplayedCall(text, recorded, answered, undeclared)
 
 
-def recorded_failure(call: Call) -> Failure | None:
-    """Return how the recorded answer of an operation differs from the reference's; None where it does not."""
+# ---- the file ----
+
+
+def check_name(path: str | Path) -> Path:
+    """Return the path of a recording; FileFormatError unless it ends in .npz and its folder can be written."""
+    path = Path(path)
+    if path.suffix != ".npz":
+        raise FileFormatError(f"cannot write a recording to {path}: its name must end in .npz")
+    check_writable(path)
+    return path
+
+
+def save_recording(path: str | Path, recording: Recording) -> None:
+    """Write a recording; the file appears only when all of it is on the disk.
+
+    Raises:
+        FileFormatError: a name that does not end in .npz, or a file that cannot be written.
+    """
+    path = check_name(path)
+    arrays: dict[str, NDArray[Any]] = {}
+    calls = [_table(call, f"{i}.", arrays) for i, call in enumerate(recording.calls)]
+    meta = {
+        "format": FORMAT, "mxref": __version__, "backend": recording.backend, "reason": recording.reason,
+        "facts": dict(recording.facts), "calls": calls,
+    }  # fmt: skip
+    data = BytesIO()
+    np.savez_compressed(data, meta=np.array(json.dumps(meta)), **arrays)  # type: ignore[arg-type]
+    write(path, data.getvalue())
+
+
+def load_recording(path: str | Path) -> Recording:
+    """Return the recording of `save_recording`.
+
+    Raises:
+        FileFormatError: the file is missing, damaged, or holds something else.
+    """
+    try:
+        # NumPy does not close a file that is not an archive.
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+            meta = json.loads(str(file["meta"]))
+            if meta["format"] != FORMAT:
+                raise FileFormatError(f"its format is {meta['format']}, this version of mxref reads {FORMAT}")
+            calls = tuple(_call(table, f"{i}.", file) for i, table in enumerate(meta["calls"]))
+            return Recording(meta["backend"], calls, meta["reason"], meta["facts"])
+    except Exception as err:  # a damaged file fails in many ways: zip, JSON, shapes, values
+        text = err.strerror if isinstance(err, OSError) and err.strerror else " ".join(str(err).split())
+        raise FileFormatError(
+            f"cannot read a recording from {path}: {text or type(err).__name__}; "
+            "give a file that mxref_torch.record or a shadow wrote"
+        ) from err
+
+
+def _table(call: Call, prefix: str, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    """Return a call as a JSON table; its arrays go to `arrays`."""
     if isinstance(call, RecordedQuantization):
-        request = call.request
-        wrong, _ = all_of_it(call.answer, request.expected_blocks)
-        if not wrong.any():
-            return None
-        row, block = first_place(wrong)
-        clause = blame(request, call.answer, row, block) or "quantize.order"
-        message = f"{int(wrong.sum())} of {wrong.size} blocks differ; shown is the first, block {block} of row {row}"
-        failure = block_failure(request, (row, block), clause, message, call.answer)
-    else:
-        product = call.product
-        wrong = product.misses(call.result)
-        if not wrong.any():
-            return None
-        at = first_place(wrong)
-        message = f"{int(wrong.sum())} of {wrong.size} results differ, the first at {at}"
-        want, got = shown(product.expected[at]), shown(call.result[at])
-        failure = Failure(_product_clause(call), message, product.describe(), {}, want, got)
-    return replace(failure, check=where_text(call.where))
+        request, stream = call.request, call.request.rng
+        for name, array in (("x", request.array()), ("codes", call.codes), ("scales", call.scales)):
+            arrays[prefix + name] = _plain(array)
+        return {
+            "op": "quantize", "where": dict(call.where), "spec": to_table(request.spec),
+            "dtype": str(request.x.dtype), "axis": request.axis, "pad": request.pad,
+            "stream": stream and [stream.seed, stream.step, stream.layer, stream.operand],
+            "origin": request.origin, "global_shape": request.global_shape,
+        }  # fmt: skip
+    product = call.product
+    arrays[prefix + "result"] = _plain(call.result)
+    table = {
+        "op": "gemm", "where": dict(call.where), "profile": product.profile.value, "out": product.out,
+        "error_class": product.error_class,
+    }  # fmt: skip
+    for name, q in (("a", product.a), ("b", product.b)):
+        arrays[f"{prefix}{name}_codes"], arrays[f"{prefix}{name}_scales"] = q.codes, q.scales
+        # Signs drawn on a device are unknown here, and do not change a product.
+        rotation = q.rotation if isinstance(q.rotation, Rotation) else None
+        table[name] = {
+            "shape": q.shape, "block": q.block.value, "prescale": bool(q.prescale), "format": q.format.name,
+            "rotation": rotation and [rotation.n, rotation.signs],
+        }  # fmt: skip
+    return table
 
 
-def _product_clause(call: RecordedProduct) -> str:
-    return f"gemm.{call.product.profile.value}"
+def _call(table: Mapping[str, Any], prefix: str, arrays: Mapping[str, NDArray[Any]]) -> Call:
+    """Return the call of a table; an exception of any kind if its parts do not fit together."""
+    where = {str(key): str(value) for key, value in table["where"].items()}
+    if table["op"] == "quantize":
+        stream = Stream(*table["stream"]) if table["stream"] else None
+        origin, shape = (table[name] and tuple(table[name]) for name in ("origin", "global_shape"))
+        x = _typed(arrays[prefix + "x"], table["dtype"])
+        spec = build(OperandSpec, table["spec"], "operand spec")
+        request = Request(x, spec, table["axis"], stream, origin, shape, bool(table["pad"]))
+        found = RecordedQuantization(where, request, arrays[prefix + "codes"], arrays[prefix + "scales"])
+        assert found.answer.codes.size >= 0
+        return found
+    operands = []
+    for name in ("a", "b"):
+        one = table[name]
+        codes, scales = (arrays[f"{prefix}{name}_{part}"] for part in ("codes", "scales"))
+        rotation = one["rotation"] and Rotation(*one["rotation"])
+        operands.append(MXArray(
+            codes, scales, tuple(one["shape"]), 1, BlockShape(one["block"]), one["prescale"], rotation,
+            BLOCK_FORMATS[one["format"]],
+        ))  # fmt: skip
+    a, b = operands
+    product = Product(a, b, GemmProfile(table["profile"]), table["out"], error_class=table["error_class"])
+    result = _typed(arrays[prefix + "result"], table["out"])
+    if result.shape != (a.shape[0], b.shape[0]):
+        raise ValueError(f"a product of shape {result.shape} from operands of {a.shape} and {b.shape}")
+    return RecordedProduct(where, product, result)
+
+
+def _plain(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array in a type that NumPy's files support: bfloat16 as 16-bit words."""
+    return np.ascontiguousarray(array.view(np.uint16) if array.dtype == _BFLOAT16 else array)
+
+
+def _typed(array: NDArray[Any], dtype: str) -> NDArray[Any]:
+    if dtype == "bfloat16":
+        return array.view(_BFLOAT16)
+    if str(array.dtype) != dtype:
+        raise ValueError(f"an array of {array.dtype} where {dtype} is said")
+    return array

@@ -12,8 +12,7 @@ from torch import nn
 
 import mxref_torch
 from conform_command import run as command
-from mxref.conformance.recorded import load_recording
-from mxref.conformance.replay import replay
+from mxref.conformance.replay import load_recording, replay
 from mxref.discovery import get_backend
 from mxref.recipe_files import recipe_from_table
 from mxref.reference import ReferenceBackend

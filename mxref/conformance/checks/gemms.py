@@ -7,7 +7,7 @@ one goes to the end of its function.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import product as combinations
 from typing import Any
@@ -52,18 +52,22 @@ def checks(plan: Plan) -> Iterator[Check]:
             a, b = (drawn_array(rng, (rows, 64), 1, 64, (126, 129), made=made) for rows in (2051, 2049))
             yield product_check("gemm.operands", f"{profile.value}: 4 Mi results", Product(a, b, profile))
         for out in OUT_DTYPES:
-            for clause, title, a, b in _questions(rng, plan):
-                if clause in ("gemm.exact", "gemm.ordered") and clause != f"gemm.{profile.value}":
-                    clause = f"gemm.{profile.value}"
-                name = f"{profile.value}, {out}: {title}"
-                layout = title if title in LAYOUTS else ""
-                yield product_check(clause, name, Product(a, b, profile, out, layout))
+            yield from _asked(profile, out, _questions(rng, plan))
     for out in OUT_DTYPES:
         for top, k, prescale in combinations((252, 254), (512, 4096), (False, True)):
             a, b = (replace(tailed(rng, rows, k, top, made), prescale=prescale) for rows in (9, 11))
             name = f"bounded, {out}: heavy tails, K = {k}, scales to {top}{', prescaled' if prescale else ''}"
             yield product_check("gemm.bounded", name, Product(a, b, GemmProfile.BOUNDED, out))
     yield from _refused(made)
+
+
+def _asked(profile: GemmProfile, out: str, questions: Iterable[Question], end: str = "") -> Iterator[Check]:
+    """Yield the checks of questions under a profile; those of how a sum is rounded are about its own clause."""
+    for clause, title, a, b in questions:
+        own = clause in ("gemm.exact", "gemm.ordered")
+        product = Product(a, b, profile, out, title if title in LAYOUTS else "")
+        name = f"{profile.value}, {out}: {title}{end}"
+        yield product_check(f"gemm.{profile.value}" if own else clause, name, product)
 
 
 def _nearest(value: float, element: ElementFormat) -> float:
@@ -328,14 +332,10 @@ def mixed_checks(plan: Plan) -> Iterator[Check]:
         rng = np.random.default_rng(plan.seed)
         for profile in GemmProfile:
             for out in OUT_DTYPES if plan.full else OUT_DTYPES[:1]:
-                for clause, title, left, right in _mixed_questions(rng, a, b, profile):
-                    name = f"{profile.value}, {out}: {title}, {a} x {b}"
-                    yield product_check(clause, name, Product(left, right, profile, out))
+                yield from _asked(profile, out, _mixed_questions(rng, a, b), f", {a} x {b}")
 
 
-def _mixed_questions(
-    rng: np.random.Generator, a: BlockFormat, b: BlockFormat, profile: GemmProfile
-) -> Iterator[Question]:
+def _mixed_questions(rng: np.random.Generator, a: BlockFormat, b: BlockFormat) -> Iterator[Question]:
     yield "gemm.block_dot", "every pair of codes", every_code(a), every_code(b)
     left, right = (
         drawn_array(rng, (rows, 96), 1, 96, (126, 129), made=made) for rows, made in ((5, a), (7, b))
@@ -344,9 +344,8 @@ def _mixed_questions(
     for prescaled in ((True, False), (False, True), (True, True)):
         first, second = (replace(q, prescale=p) for q, p in zip((left, right), prescaled, strict=True))
         yield "gemm.prescale", f"prescaled {prescaled}", first, second
-    own = f"gemm.{profile.value}"
-    yield own, "heavy tails", tailed(rng, 8, 5 * a.k, 160, a), tailed(rng, 9, 5 * b.k, 160, b)
-    yield own, "adversarial scales", adversarial(rng, 6, 5, a), adversarial(rng, 7, 5, b)
+    yield "gemm.ordered", "heavy tails", tailed(rng, 8, 5 * a.k, 160, a), tailed(rng, 9, 5 * b.k, 160, b)
+    yield "gemm.ordered", "adversarial scales", adversarial(rng, 6, 5, a), adversarial(rng, 7, 5, b)
     for first, second in spanning(49, a, b):
         yield "gemm.block_dot", "a unit after sums of 54 bits that cancel", first, second
     yield from special(a, b)

@@ -13,13 +13,13 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mxref.conformance.blame import Search, fewest_elements
 from mxref.conformance.checking import Check, Needs, Op, Plan, Subject, cast
 from mxref.conformance.finding import quantize_check
 from mxref.conformance.outcome import CheckResult, Failure
 from mxref.conformance.requests.crafted import any_bits, cancelling, heavy_tailed, tame
 from mxref.conformance.requests.decoding import first_place, float_bits
 from mxref.conformance.requests.quantizing import LAYOUTS, Request
-from mxref.conformance.shrink import Search, fewest_elements
 from mxref.plan import dtype_name
 from mxref.steps.hadamard import SIZES, Rotation, SignPolicy, hadamard
 from mxref.steps.random import Stream

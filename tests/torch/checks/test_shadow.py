@@ -17,8 +17,7 @@ import mxref_torch
 from conform_command import run as command
 from mxref.capabilities import every_gemm
 from mxref.conformance import check
-from mxref.conformance.recorded import load_recording
-from mxref.conformance.replay import replay
+from mxref.conformance.replay import load_recording, replay
 from mxref.discovery import get_backend
 from mxref.errors import ConformanceError, FileFormatError, MxrefError
 from mxref.recipe import GemmProfile

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mxref.arrays import as_array
 from mxref.backend import Backend
-from mxref.conformance.recorded import (
+from mxref.conformance.replay import (
     Call,
     RecordedProduct,
     RecordedQuantization,
@@ -31,7 +31,6 @@ from mxref.conformance.recorded import (
     save_recording,
     where_text,
 )
-from mxref.conformance.replay import recorded_failure
 from mxref.conformance.requests.multiplying import Product
 from mxref.conformance.requests.quantizing import Request
 from mxref.discovery import loaded_as
@@ -334,7 +333,7 @@ class Shadow(LayerWatcher):
         return [_clipped(start, steps, shape) for start in sorted(starts)]
 
     def _compare(self, call: Call, backend: Backend) -> None:
-        failure = recorded_failure(call)
+        failure = call.failure
         if failure is None:
             return
         kind = "quantization" if isinstance(call, RecordedQuantization) else "GEMM"
