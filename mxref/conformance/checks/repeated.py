@@ -16,6 +16,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mxref.backend import Backend
 from mxref.conformance.checking import Asked, Check, Needs, Op, Plan, Subject
@@ -50,35 +51,30 @@ def checks(plan: Plan) -> Iterator[Check]:
     needs = Request(inputs[0], plan.base).needs
     base = plan.base
 
-    def values(clause: str, title: str, op: Op, needed: Needs, call: Call) -> Iterator[Check]:
-        return _both_ways(clause, title, op, needed, lambda s: [s.give(x) for x in inputs], call)
-
     at = Placement(STREAM)
-    yield from values(CLAUSE, "quantize", Op.QUANTIZE, needs, _call("quantize", base, placement=at))
-    dual = _call("quantize_dual", (base, base), placements=(at, at))
-    yield from values(FUSED_CLAUSE, "quantize_dual", Op.QUANTIZE, needs, dual)
+    call = _call("quantize", base, placement=at)
+    yield from _both_ways(CLAUSE, "quantize", Op.QUANTIZE, needs, inputs, call)
+    call = _call("quantize_dual", (base, base), placements=(at, at))
+    yield from _both_ways(FUSED_CLAUSE, "quantize_dual", Op.QUANTIZE, needs, inputs, call)
     for dtype in DTYPES:
-        decoded = (("dequantize_dtypes", dtype),)
-        yield from _both_ways(
-            CLAUSE, f"dequantize to {dtype}", Op.DEQUANTIZE, (("formats", plan.format), *decoded),
-            partial(_given, drawn), _call("dequantize", dtype),
-        )  # fmt: skip
-        yield from values(
-            FUSED_CLAUSE, f"fake_quantize to {dtype}", Op.QUANTIZE, (*needs, *decoded),
-            _call("fake_quantize", base, dtype=dtype, placement=at),
-        )  # fmt: skip
+        decoded = ("dequantize_dtypes", dtype)
+        needed: Needs = (("formats", plan.format), decoded)
+        call = _call("dequantize", dtype)
+        yield from _both_ways(CLAUSE, f"dequantize to {dtype}", Op.DEQUANTIZE, needed, drawn, call)
+        call, title = _call("fake_quantize", base, dtype=dtype, placement=at), f"fake_quantize to {dtype}"
+        yield from _both_ways(FUSED_CLAUSE, title, Op.QUANTIZE, (*needs, decoded), inputs, call)
     for n in SIZES:
         needed = (("in_dtypes", plan.dtype), ("hadamard_sizes", n))
-        yield from values(CLAUSE, f"hadamard of size {n}", Op.HADAMARD, needed, _call("hadamard", n, 1))
+        title = f"hadamard of size {n}"
+        yield from _both_ways(CLAUSE, title, Op.HADAMARD, needed, inputs, _call("hadamard", n, 1))
     for profile, out in product(GemmProfile, OUT_DTYPES):
-        kind: Needs = (("gemms", (profile, plan.format, plan.format)), ("gemm_dtypes", out))
+        needed = (("gemms", (profile, plan.format, plan.format)), ("gemm_dtypes", out))
         products = [Product(q, q, profile, out) for q in few]
         # Under `bounded` two calls may differ.
         allowed = partial(_allowed, products) if profile is GemmProfile.BOUNDED else None
         title = f"scaled_gemm, {profile.value}, {out}"
         yield from _both_ways(
-            CLAUSE, title, Op.GEMM, kind, partial(_given, few),
-            partial(_squared, profile, out), allowed,
+            CLAUSE, title, Op.GEMM, needed, few, partial(_squared, profile, out), allowed
         )  # fmt: skip
 
 
@@ -94,10 +90,6 @@ Right = Callable[[Subject, int, Any], bool]
 """Whether the result of the request of a number is right."""
 
 
-def _given(arrays: list[MXArray], subject: Subject) -> list[Any]:
-    return [given(subject, q) for q in arrays]
-
-
 def _allowed(products: Sequence[Product], subject: Subject, number: int, result: Any) -> bool:
     return not products[number].misses(subject.take(result)).any()
 
@@ -107,11 +99,14 @@ def _both_ways(
     title: str,
     op: Op,
     needs: Needs,
-    give: Callable[[Subject], list[Any]],
+    arrays: Sequence[MXArray | NDArray[Any]],
     call: Call,
     right: Right | None = None,
 ) -> Iterator[Check]:
     """Yield two checks of an operation: its results are kept, and calls from threads give what the main thread got."""
+
+    def give(subject: Subject) -> list[Any]:
+        return [given(subject, x) if isinstance(x, MXArray) else subject.give(x) for x in arrays]
 
     def kept(subject: Subject) -> tuple[int, str]:
         operands = give(subject)
