@@ -75,7 +75,7 @@ def check_quantizer(
     from mxref.conformance import examined
     from mxref.conformance.checking import Op, Plan
     from mxref.conformance.clauses import by_rank
-    from mxref.conformance.function import FunctionBackend, Ways, checks
+    from mxref.conformance.function import FunctionBackend, Ways
     from mxref.conformance.outcome import Level, Report
     from mxref.layouts.foreign import layouts_of
     from mxref.placement import Placement
@@ -106,9 +106,8 @@ def check_quantizer(
     names = (layout,) if isinstance(layout, str) else tuple(layout)
     backend = FunctionBackend(function, treatment, along, layouts_of(names), device, frozenset(types))
     _require_device(backend)
-    ways = Ways(along, stream, types, finite, strided, rows, unit)
     plan = Plan(Level(level), seed, treatment, types[0], backend.capabilities)
-    asked = list(checks(plan, ways))
+    asked = list(Ways(plan, along, stream, types, finite, strided, rows, unit).checks())
     results = examined(backend, asked[:1], shrink)
     if not any(result.failed for result in results.values()):  # else every check would fail alike
         results = examined(backend, asked, shrink)

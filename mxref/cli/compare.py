@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from mxref.cli import known
-from mxref.cli.array_files import read_array, refuse_key
+from mxref.cli.array_files import read_dumped, refuse_key
 from mxref.cli.explain import OPERAND_IDS
 from mxref.dialects import DIALECTS
 from mxref.errors import FileFormatError
@@ -100,92 +100,7 @@ def _arrays(files: tuple[Path, ...], keys: tuple[str, ...]) -> tuple[Any, Any, A
         refuse_key(files[0])
     exact = len(files) == 1 or bool(keys)
     x, codes, scales = (
-        _read(file, name, exact) for file, name in zip(files * (3 // len(files)), keys or _PARTS, strict=True)
+        read_dumped(file, name, exact)
+        for file, name in zip(files * (3 // len(files)), keys or _PARTS, strict=True)
     )
     return x, codes, scales
-
-
-def _read(path: Path, name: str, exact: bool) -> Any:
-    """Return a file's array of a name; unless `exact`, the only one that it holds may have another name.
-
-    Raises:
-        FileFormatError: as `read_array`; or a type that only PyTorch reads, which is not installed.
-    """
-    if path.suffix in (".pt", ".pth"):
-        return _of_torch(path, name, exact)
-    if path.suffix == ".safetensors":
-        return _of_safetensors(path, name, exact)
-    if path.suffix == ".npz":
-        return read_array(path, _chosen(path, _names(path), name, exact))
-    return read_array(path)
-
-
-def _chosen(path: Path, names: list[str], name: str, exact: bool) -> str | None:
-    """Return the name of the array to read; None if the names are unknown, because the file cannot be read."""
-    if name in names or not names:
-        return name if names else None
-    if len(names) == 1 and not exact:
-        return names[0]
-    raise FileFormatError(
-        f"{path} has no array {name!r}, but {', '.join(sorted(names))}: name x, codes and scales by --key NAME, three "
-        "times"
-    )
-
-
-def _names(path: Path) -> list[str]:
-    import numpy as np
-
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return list(file.files)
-    except Exception:  # `read_array` says what is wrong with the file
-        return []
-
-
-def _of_safetensors(path: Path, name: str, exact: bool) -> Any:
-    """Return a tensor; PyTorch reads the types that NumPy does not have, such as float8_e8m0fnu."""
-    from safetensors import safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as file:
-            names = list(file.keys())
-    except Exception:  # `read_array` says what is wrong with the file
-        names = []
-    key = _chosen(path, names, name, exact)
-    try:
-        return read_array(path, key)
-    except FileFormatError as err:
-        if key is None:
-            raise
-        try:
-            import torch  # noqa: F401
-        except ImportError:
-            raise FileFormatError(
-                f"{err}; install torch, which knows more types, or store bytes as uint8"
-            ) from err
-    with safe_open(path, framework="pt") as file:
-        return file.get_tensor(key)
-
-
-def _of_torch(path: Path, name: str, exact: bool) -> Any:
-    """Return a tensor of a file of `torch.save`; files that hold code are refused."""
-    try:
-        import torch
-    except ImportError:
-        raise FileFormatError(f"cannot read {path}: PyTorch is not installed; store a .npy file") from None
-    try:
-        held = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as err:  # each kind of damage has an exception of its own
-        text = str(err).partition("\n")[0]
-        raise FileFormatError(f"cannot read {path}: {type(err).__name__}: {text}") from err
-    if isinstance(held, dict):
-        held = held.get(_chosen(path, [str(key) for key in held], name, exact))
-    elif exact:
-        raise FileFormatError(
-            f"{path} holds no dict of tensors: save one, or give x, codes and scales as three files"
-        )
-    if not isinstance(held, torch.Tensor):
-        raise FileFormatError(
-            f"{path} holds no tensor {name!r}: save a tensor, or a dict of x, codes and scales"
-        )
-    return held

@@ -225,8 +225,10 @@ _PROTOCOL = "conformance.protocol"
 
 @dataclass(frozen=True)
 class Ways:
-    """How a function is called."""
+    """How a function is called, and the checks of its treatment that follow."""
 
+    plan: Plan
+    """The plan whose base is the treatment."""
     axis: int
     """The block axis of the matrices that it is given, 0 or 1."""
     stream: Stream | None
@@ -242,88 +244,74 @@ class Ways:
     unit: int
     """The length of the block axis is a multiple of this."""
 
+    def checks(self) -> Iterator[Check]:
+        """Yield the checks of the treatment."""
+        yield self.first()
+        yield from self.order()
+        if self.plan.base.hadamard:
+            yield _of_clause("hadamard.order", "one value per Hadamard group", self.impulses)
+        for dtype in self.dtypes:
+            for title, x in self.values():
+                yield self.found(f"{title}, {dtype}", self.request(x, dtype))
+        for rows, units in _SIZES:
+            shape = (rows * self.rows, units * self.unit)
+            x = tame(np.random.default_rng(rows), shape, made=self.plan.format)
+            yield self.found(f"shape {shape}", self.request(x, self.dtypes[0]))
+        if self.strided:
+            for layout in ("transposed", "every second row and column", "columns out of the middle"):
+                yield self.in_layout(layout)
 
-def checks(plan: Plan, ways: Ways) -> Iterator[Check]:
-    """Yield the checks of a treatment, `plan.base`."""
-    whole = _Questions(plan, ways)
-    yield whole.first()
-    yield from whole.order()
-    if plan.base.hadamard:
-        yield _of_clause("hadamard.order", "one value per Hadamard group", whole.impulses)
-    for dtype in ways.dtypes:
-        for title, x in _values(plan, ways):
-            yield whole.found(f"{title}, {dtype}", whole.request(x, dtype))
-    for rows, units in _SIZES:
-        shape = (rows * ways.rows, units * ways.unit)
-        x = tame(np.random.default_rng(rows), shape, made=plan.format)
-        yield whole.found(f"shape {shape}", whole.request(x, ways.dtypes[0]))
-    if ways.strided:
-        for layout in ("transposed", "every second row and column", "columns out of the middle"):
-            yield whole.strided(layout)
+    def values(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Yield titles and matrices, block axis last, that fit into the multiples."""
+        plan, rng = self.plan, np.random.default_rng(self.plan.seed)
+        crafted = crafted_blocks(plan.format, plan.full).x
+        yield (
+            "crafted blocks",
+            self.fitted(crafted[np.isfinite(crafted).all(axis=1)] if self.finite else crafted),
+        )
+        if plan.full:
+            yield "every bfloat16", self.fitted(every_bfloat16(plan))
+        if plan.base.block is BlockShape.TILE:
+            shape = 2 * np.lcm(plan.format.k, self.rows), 2 * self.unit
+            tiles = crafted_tiles(rng, tuple(map(int, shape)), 1, plan.format.k)
+            yield "tiles", np.where(np.isfinite(tiles), tiles, 1.0) if self.finite else tiles
+        shape = 4 * self.rows, 4 * self.unit
+        for number in range(40 if plan.full else 4):
+            drawn = any_bits(rng, shape, self.finite, element=plan.element)
+            for title, x in (
+                ("any bits", np.where(np.isfinite(drawn), drawn, np.float32(1)) if self.finite else drawn),
+                ("heavy tails", heavy_tailed(rng, shape)), ("normal draws", rng.standard_normal(shape)),
+            ):  # fmt: skip
+                yield f"{title} {number}", x.astype(np.float32)
 
-
-def _values(plan: Plan, ways: Ways) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield titles and matrices, block axis last, that fit into the multiples of `ways`."""
-    rng = np.random.default_rng(plan.seed)
-    crafted = crafted_blocks(plan.format, plan.full).x
-    yield "crafted blocks", _fitted(_finite(crafted, ways), ways)
-    if plan.full:
-        yield "every bfloat16", _fitted(every_bfloat16(plan), ways)
-    if plan.base.block is BlockShape.TILE:
-        shape = 2 * np.lcm(plan.format.k, ways.rows), 2 * ways.unit
-        tiles = crafted_tiles(rng, tuple(map(int, shape)), 1, plan.format.k)
-        yield "tiles", np.where(np.isfinite(tiles), tiles, 1.0) if ways.finite else tiles
-    shape = 4 * ways.rows, 4 * ways.unit
-    for number in range(40 if plan.full else 4):
-        drawn = any_bits(rng, shape, ways.finite, element=plan.element)
-        for title, x in (
-            ("any bits", np.where(np.isfinite(drawn), drawn, np.float32(1)) if ways.finite else drawn),
-            ("heavy tails", heavy_tailed(rng, shape)), ("normal draws", rng.standard_normal(shape)),
-        ):  # fmt: skip
-            yield f"{title} {number}", x.astype(np.float32)
-
-
-def _finite(blocks: NDArray[np.float32], ways: Ways) -> NDArray[np.float32]:
-    return blocks[np.isfinite(blocks).all(axis=1)] if ways.finite else blocks
-
-
-def _fitted(blocks: NDArray[np.float32], ways: Ways) -> NDArray[np.float32]:
-    """Return blocks [N, k] as a matrix whose rows are `unit` long, the last ones filled up with ones."""
-    together = ways.rows * ways.unit
-    flat = blocks.reshape(-1)
-    filled = np.concatenate([flat, np.ones(-flat.size % together, np.float32)])
-    return filled.reshape(-1, ways.unit)
-
-
-@dataclass(frozen=True)
-class _Questions:
-    """Makes requests of one treatment, and checks of them."""
-
-    plan: Plan
-    ways: Ways
+    def fitted(self, blocks: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return blocks [N, k] as a matrix whose rows are `unit` long, the last ones filled up with ones."""
+        flat = blocks.reshape(-1)
+        filled = np.concatenate([flat, np.ones(-flat.size % (self.rows * self.unit), np.float32)])
+        return filled.reshape(-1, self.unit)
 
     def request(self, x: NDArray[Any], dtype: str, **rest: Any) -> Request:
         """Return the request for a matrix whose block axis is last."""
-        turned = np.ascontiguousarray(x if self.ways.axis == 1 else x.T)
+        turned = np.ascontiguousarray(x if self.axis == 1 else x.T)
         typed = replace(self.plan, dtype=dtype).cast(turned)
-        if self.ways.finite:  # a narrow type may hold less
+        if self.finite:  # a narrow type may hold less
             typed = np.where(np.isfinite(typed.astype(np.float32)), typed, typed.dtype.type(1))
-        return Request(typed, self.plan.base, axis=self.ways.axis, rng=self.ways.stream, **rest)
+        return Request(typed, self.plan.base, axis=self.axis, rng=self.stream, **rest)
 
     @property
     def impulses(self) -> Request:
         """One power of two in each Hadamard group: its transform has equal magnitudes, which every rule keeps."""
         n = self.plan.base.hadamard
-        x = np.zeros((np.lcm(n, self.ways.rows), self.ways.unit), np.float32)
-        for group in range(self.ways.unit // n):
+        x = np.zeros((np.lcm(n, self.rows), self.unit), np.float32)
+        for group in range(self.unit // n):
             x[np.arange(len(x)), group * n + np.arange(len(x)) % n] = 4.0**group
-        return self.request(x, self.ways.dtypes[0])
+        return self.request(x, self.dtypes[0])
 
     def first(self) -> Check:
         """Return the check that the function answers at all, and in the layout that was named."""
-        shape = 3 * self.ways.rows, 5 * self.ways.unit  # not square: a transposed answer shows
+        shape = 3 * self.rows, 5 * self.unit  # not square: a transposed answer shows
         x = tame(np.random.default_rng(19), shape, made=self.plan.format)
-        request, title = self.request(x, self.ways.dtypes[0]), "the first call"
+        request, title = self.request(x, self.dtypes[0]), "the first call"
 
         def run(subject: Subject) -> CheckResult:
             backend = subject.watched.backend
@@ -334,9 +322,7 @@ class _Questions:
                     request.answer(subject)
                 return CheckResult(1)
             names = tuple(layout.name for layout in backend.layouts)
-            found = compare_arrays(
-                request.x, *stored, request.spec, self.ways.axis, names, request.rng, False
-            )
+            found = compare_arrays(request.x, *stored, request.spec, self.axis, names, request.rng, False)
             failure = found.failure
             if failure and failure.clause in (storage_clause(self.plan.element), "packing.scales"):
                 message = "; ".join([failure.message, *map(str.strip, found.hints)])
@@ -347,11 +333,10 @@ class _Questions:
 
     def order(self) -> Iterator[Check]:
         """Yield checks for right codes and scales in the wrong order."""
-        ways = self.ways
         for clause in (storage_clause(self.plan.element), "packing.scales"):
-            shape = (16 * ways.rows, 8 * ways.unit if clause == "packing.scales" else ways.unit)
+            shape = (16 * self.rows, 8 * self.unit if clause == "packing.scales" else self.unit)
             x = tame(np.random.default_rng(17), shape, made=self.plan.format)
-            yield self._untransformed(permuted(clause, self.request(x, ways.dtypes[0])))
+            yield self._untransformed(permuted(clause, self.request(x, self.dtypes[0])))
 
     def _untransformed(self, check: Check) -> Check:
         """Return a check that passes if the transform is wrong, because a wrong transform can look like any order.
@@ -383,17 +368,17 @@ class _Questions:
         if spec.hadamard and _wrong(subject, self.impulses):
             return "hadamard.order"
         if spec.block is BlockShape.TILE and found.startswith("scale."):
-            even = np.full((np.lcm(request.format.k, self.ways.rows), self.ways.unit), 4.0)
-            return found if _wrong(subject, self.request(even, self.ways.dtypes[0])) else "scale.block.tile"
-        if dtype_name(request.x) != "float32" and "float32" in self.ways.dtypes:
+            even = np.full((np.lcm(request.format.k, self.rows), self.unit), 4.0)
+            return found if _wrong(subject, self.request(even, self.dtypes[0])) else "scale.block.tile"
+        if dtype_name(request.x) != "float32" and "float32" in self.dtypes:
             wide = replace(request, x=request.x.astype(np.float32))
             return found if _wrong(subject, wide) else "conventions.inputs"
         return found
 
-    def strided(self, layout: str) -> Check:
+    def in_layout(self, layout: str) -> Check:
         """Return the check of another layout in memory; it fails only if the answer is right for a contiguous copy."""
-        x = tame(np.random.default_rng(5), (4 * self.ways.rows, 2 * self.ways.unit), made=self.plan.format)
-        plain = self.request(x, self.ways.dtypes[0])
+        x = tame(np.random.default_rng(5), (4 * self.rows, 2 * self.unit), made=self.plan.format)
+        plain = self.request(x, self.dtypes[0])
         check = _of_clause("quantize.strides", layout, replace(plain, layout=layout))
 
         def run(subject: Subject) -> CheckResult:

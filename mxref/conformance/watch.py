@@ -10,7 +10,6 @@ held. Small results are kept for the whole run, and looked at again in turns.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import select
 from collections import deque
@@ -39,14 +38,14 @@ _ALIGNMENT, _OFF = 64, 16
 """NumPy and PyTorch promise multiples of 16 bytes. This address is no multiple of 64: kernels that need one fail."""
 _ROOMS = 8
 _KEPT, _KEPT_BYTES = 8, 16 << 20
-_OLD_BYTES, _ALL_OLD_BYTES = 1 << 18, 256 << 20
+_OLD_BYTES, _ALL_OLD_BYTES = 1 << 18, 128 << 20
 """The largest result that is kept for the whole run, and what all of them may take."""
 _AGAIN = 2
 """Old results that are looked at after a call: more than a call returns."""
 
 
 class _Held(NamedTuple):
-    """An array of the backend and the bytes that it must keep; for an old result, their digest."""
+    """An array of the backend and the bytes that it must keep."""
 
     name: str
     """What it is, or for a result the operation that returned it."""
@@ -152,18 +151,18 @@ class Watched:
         while len(self._kept) > _KEPT:
             old = self._kept.popleft()
             if len(old.held) <= _OLD_BYTES and self._old_bytes + len(old.held) <= _ALL_OLD_BYTES:
-                self._old.append(old._replace(held=_digest(old.held)))
+                self._old.append(old)
                 self._old_bytes += len(old.held)
 
     def _look_again(self) -> None:
         """Record a fault for each of the next old results that has changed since it was returned."""
         for _ in range(min(_AGAIN, len(self._old))):
             old = self._old.popleft()
-            digest = _digest(self._bytes(old.array))
-            if digest != old.held:
+            now = self._bytes(old.array)
+            if now != old.held:
                 message = f"a call has changed a result that {old.name} had returned long before"
                 self._fault(old.clause, message)
-            self._old.append(old._replace(held=digest))
+            self._old.append(old._replace(held=now))
 
     def _fault(self, clause: str, message: str) -> None:
         if (clause, message) not in self.faults:
@@ -194,10 +193,6 @@ def arrays_of(result: Any) -> Iterator[Any]:
             yield from arrays_of(part)
     elif hasattr(result, "shape"):
         yield result
-
-
-def _digest(held: bytes) -> bytes:
-    return hashlib.blake2b(held, digest_size=16).digest()
 
 
 def _differing(now: bytes, held: bytes) -> int:
