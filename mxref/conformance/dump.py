@@ -97,23 +97,19 @@ def compare_arrays(
     if not total:
         return Comparison(wrong.size, 0, 0, both)
     row, block = first_place(wrong)
-    equal = [_equal(request, part, stored) for part, stored in (("codes", codes), ("scales", scales))]
-    failure = _one_block(request, got, (row, block), _clause(request, got, (row, block), equal, both))
-    failure = replace(failure, check="the kernel's bytes")
-    hints = (*_layout_hints(equal, both), *_treatment_hints(request, got))
-    return Comparison(wrong.size, total, count, both, failure, hints)
-
-
-def _clause(
-    request: Request, got: Blocks, place: tuple[int, int], equal: list[list[str]], read: tuple[str, str]
-) -> str:
-    """Return the clause of a wrong block: the layout's, if another layout makes all codes or all scales equal."""
-    for found, name, clause in zip(
-        equal, read, (storage_clause(request.element), "packing.scales"), strict=True
-    ):
-        if found and name not in found:
-            return clause
-    return blame(request, got, *place) or "quantize.order"
+    hints: list[str] = []
+    clause = blame(request, got, row, block) or "quantize.order"
+    for part, stored, layout, its_clause in (
+        ("scales", scales, both[1], "packing.scales"), ("codes", codes, both[0], storage_clause(request.element)),
+    ):  # fmt: skip
+        equal = _equal(request, part, stored)
+        if layout in equal:
+            hints.insert(0, f"  all {part} are equal")
+        elif equal:  # so the layout is to blame
+            hints.insert(0, f"  all {part} are equal under --layout {equal[0]}")
+            clause = its_clause
+    failure = replace(_one_block(request, got, (row, block), clause), check="the kernel's bytes")
+    return Comparison(wrong.size, total, count, both, failure, (*hints, *_treatment_hints(request, got)))
 
 
 def _layouts(
@@ -144,24 +140,12 @@ def _layouts(
     return found
 
 
-def _expected(request: Request) -> dict[str, NDArray[np.uint8]]:
-    q, rows = request.expected, request.plan.rows
-    return {"codes": q.codes.reshape(rows, -1), "scales": q.scales.reshape(rows, -1)}
-
-
 def _equal(request: Request, part: str, stored: NDArray[np.uint8]) -> list[str]:
     """Return the names of the layouts under which stored bytes are the reference's."""
-    plan, want = request.plan, _expected(request)[part]
+    plan = request.plan
+    want = getattr(request.expected, part).reshape(plan.rows, -1)
     fit = fitting(part, stored, plan.rows, plan.length, plan.format)
     return [name for name, read in fit if np.array_equal(read, want)]
-
-
-def _layout_hints(equal: list[list[str]], read: tuple[str, str]) -> Iterator[str]:
-    for part, found, name in zip(("codes", "scales"), equal, read, strict=True):
-        if name in found:
-            yield f"  all {part} are equal"
-        elif found:
-            yield f"  all {part} are equal under --layout {found[0]}"
 
 
 def _one_block(request: Request, got: Blocks, place: tuple[int, int], clause: str) -> Failure:
