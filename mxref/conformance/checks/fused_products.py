@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mxref.backend import within_range
 from mxref.conformance.checking import Asked, Check, Op, Plan, Subject
-from mxref.conformance.checks.gemms import adversarial, refused_by_all
+from mxref.conformance.checks.gemms import adversarial
 from mxref.conformance.finding import product_check
 from mxref.conformance.requests.decoding import LAYOUTS, differs, drawn_array, first_place, given, shown
 from mxref.conformance.requests.multiplying import Operands, Product
@@ -39,7 +39,7 @@ def prepared_checks(plan: Plan) -> Iterator[Check]:
                 for how, change in _CHANGES.items():
                     title = f"{profile.value}, {out}: {how}, {what}"
                     yield product_check("conformance.dual", title, product.passing(change))
-    yield _refuses_operands(plan.format)
+        yield _refuses_operands(profile, plan.format)
 
 
 def _operands(
@@ -153,14 +153,15 @@ def _keeps_its_operand(
     return Check.that("conformance.dual", title, asked, problem)
 
 
-def _refuses_operands(made: BlockFormat) -> Check:
+def _refuses_operands(profile: GemmProfile, made: BlockFormat) -> Check:
     codes, scales = np.zeros((2, 3, made.code_bytes(made.k)), np.uint8), np.zeros((2, 3, 1), np.uint8)
     q = MXArray(codes, scales, (2, 3, made.k), 2, format=made)
 
-    def call(subject: Subject, profile: GemmProfile) -> object:
+    def call(subject: Subject) -> object:
         return _prepare(subject, given(subject, q), profile)
 
-    return refused_by_all("conformance.dual", "prepare refuses what is not a matrix", made, call)
+    asked, title = Asked(Op.GEMM, (("gemms", (profile, made, made)),)), "prepare refuses what is not a matrix"
+    return Check.refused("conformance.dual", f"{profile.value}: {title}", asked, call, ShapeError, "accepted")
 
 
 _SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 2.0**-149, -(2.0**-126), 3.4e38, 1.0], np.float32)
