@@ -1,6 +1,6 @@
 """The check of stochastic rounding before the first step of a run, through the operators that training uses.
 
-What is wrong with a rounding is told by `mxref.conformance.stochastic`. Here is how training rounds.
+What is wrong with a rounding is told by `mxref.conformance.sr_statistics`. Here is how training rounds.
 """
 
 from __future__ import annotations
