@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from sys import modules
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from mxref import GemmProfile, Rounding, ScaleRule
 from mxref.formats import MXFP4, MXFP8_E4M3, MXFP8_E5M2
 from mxref.placement import Placement
 from mxref.steps.rounding import round_magnitude
-from mxref.steps.scale import bump_above, scale_code
+from mxref.steps.scale import bump_above
 
 pytest.importorskip("numba")
 
@@ -38,9 +37,7 @@ def faults(sweep: Sweep, every: int = ONLY_CORNERS) -> tuple[int, str]:
 # ---- the expected side ----
 
 
-@pytest.mark.parametrize(
-    ("block_format", "fault"), [(MXFP4, "threshold"), (MXFP4, "integer"), (MXFP8_E5M2, "threshold")], ids=str
-)
+@pytest.mark.parametrize(("block_format", "fault"), [(MXFP4, "integer"), (MXFP8_E5M2, "threshold")], ids=str)
 def test_a_wrong_formula_of_sr_is_noticed(monkeypatch, block_format, fault):
     if fault == "threshold":
         monkeypatch.setattr(elements, "_formula_codes", _one_too_high)
@@ -72,22 +69,13 @@ def test_one_wrong_code_at_one_pattern_is_noticed_by_the_sweep_of_the_rounding(b
         assert sweep.check(SPOT // elements.DIRECT_CHUNK + 1) is None
 
 
-def test_ties_away_from_zero_are_noticed_in_exactly_the_four_ties_that_differ():
-    def away(v, rounding, element, *_):
-        return round_magnitude(v, Rounding.RNA, element)
-
-    assert faults(elements.direct(Rounding.RNE, round_function=away)) == (4, "v = 0x3e800000: got 1, want 0")
-
-
 @pytest.mark.parametrize(("choice", "offset"), [("stays", 1), ("goes", -1)])
-@pytest.mark.parametrize("bits", [16, 22])
-@FORMATS
-def test_sr_off_by_one_is_noticed(block_format, choice, offset, bits):
+def test_sr_off_by_one_is_noticed(choice, offset):
     def faulty(v, rounding, element, random, bits):
         moved = (random.astype(np.int64) + offset).astype(np.uint32)
         return round_magnitude(v, rounding, element, moved, bits)
 
-    assert faults(elements.direct(Rounding.SR, bits, choice, faulty, block_format))[0] > 1000
+    assert faults(elements.direct(Rounding.SR, 22, choice, faulty))[0] > 1000
 
 
 def _spoil(quantize: Callable[..., mxref.MXArray], pattern: int, scales: bool = False) -> Any:
@@ -108,33 +96,15 @@ def _spoil(quantize: Callable[..., mxref.MXArray], pattern: int, scales: bool = 
     return faulty
 
 
-@pytest.mark.parametrize("spot", [SPOT, SPOT + 1, SPOT | 0x80000000])
-@pytest.mark.parametrize("rounding", [Rounding.RNE, Rounding.SR])
+@pytest.mark.parametrize("scales", [False, True], ids=["code", "scale"])
 @pytest.mark.parametrize("subject", QUANTIZE)
-def test_one_wrong_code_in_a_block_is_noticed(subject, rounding, spot):
-    sweep = elements.quantized(subject, _spoil(QUANTIZE[subject], spot), rounding, "floor", 127)
-    at = (spot & 0x7FFFFFFF) // (elements.ROWS[subject] * 31)
-    found = [f for f in (sweep.check(at), sweep.check(at + sweep.chunks // 2)) if f is not None]
-    assert [f.count for f in found] == [1]
-    assert found[0].first.startswith(f"x = {spot:#010x}: got ")
-
-
-@pytest.mark.parametrize("subject", QUANTIZE)
-def test_one_wrong_scale_is_noticed(subject):
-    sweep = elements.quantized(
-        subject, _spoil(QUANTIZE[subject], SPOT, scales=True), Rounding.RNE, "floor", 127
-    )
+def test_one_wrong_code_or_scale_in_a_block_is_noticed(subject, scales):
+    spoiled = _spoil(QUANTIZE[subject], SPOT | 0x80000000, scales)
+    sweep = elements.quantized(subject, spoiled, Rounding.RNE, "floor", 127)
     at = SPOT // (elements.ROWS[subject] * 31)
     found = [f for f in (sweep.check(at), sweep.check(at + sweep.chunks // 2)) if f is not None]
     assert [f.count for f in found] == [1]
-    assert "got 126, want 127" in found[0].first
-
-
-def test_a_lost_sign_is_noticed():
-    def unsigned(x, spec, placement):
-        return mxref.quantize(np.abs(x), spec, placement=placement)
-
-    assert faults(elements.quantized("reference", unsigned, Rounding.RNE, "floor", 0))[0] > 1000
+    assert ("got 126, want 127" in found[0].first) == scales
 
 
 def test_random_integers_of_another_place_are_noticed():
@@ -144,16 +114,8 @@ def test_random_integers_of_another_place_are_noticed():
     assert faults(elements.quantized("numba", at_the_origin, Rounding.SR, "floor", 1))[0] > 1000
 
 
-def test_byte_254_is_in_force_only_inside_the_sweep():
-    sweep = elements.quantized("reference", mxref.quantize, Rounding.RNE, "even", 254, forced=True)
-    assert faults(sweep) == (0, "")
-    assert modules["mxref.quantization"].__dict__["scale_code"] is scale_code
-    unforced = elements.quantized("reference", mxref.quantize, Rounding.RNE, "even", 253)
-    assert faults(unforced) == (0, "")
-
-
-@pytest.mark.parametrize("pattern", [0x7F800000, 0x7F800001, 0xFFC00000])
-def test_a_nonfinite_pattern_that_is_missed_is_noticed(pattern):
+def test_a_nonfinite_pattern_that_is_missed_is_noticed():
+    pattern = 0xFFC00000
     sweep = elements.nonfinite("reference", _spoil(mxref.quantize, pattern, scales=True))
     rows = elements.ROWS["reference"]
     finding = sweep.check((pattern >> 31) * sweep.chunks // 2 + (pattern & 0x7FFFFF) // rows)
@@ -165,10 +127,7 @@ def test_a_nonfinite_pattern_that_is_missed_is_noticed(pattern):
 # ---- planted faults: scales ----
 
 
-@pytest.mark.parametrize(
-    ("rule", "offset"),
-    [("floor", -1), ("ceil", 1), ("rceil", -1), ("rceil", 1), ("even", -1), ("even", 1)],
-)
+@pytest.mark.parametrize(("rule", "offset"), [("rceil", -1), ("even", 1)])
 @FORMATS
 def test_a_bump_bound_off_by_one_is_noticed(short_chunks, block_format, rule, offset):
     element = block_format.element
@@ -190,22 +149,10 @@ def test_a_bump_bound_off_by_one_is_noticed(short_chunks, block_format, rule, of
         assert faults(scales.blocks(rule, faulty_blocks, block_format))[0] == binades
 
 
-def test_one_wrong_scale_code_at_one_amax_is_noticed():
-    def faulty(amax, rule, element):
-        codes = scale_code(amax, rule, element)
-        codes[amax == SPOT] += 1
-        return codes
-
-    finding = scales.direct("ceil", faulty).check((SPOT - 1) // scales.CHUNK)
-    assert finding is not None
-    assert (finding.count, finding.first[:17]) == (1, f"amax = {SPOT:#010x}")
-
-
 # ---- planted faults: 16-bit inputs, decodes, dots ----
 
 
-@pytest.mark.parametrize("subject", QUANTIZE)
-@pytest.mark.parametrize("dtype", halves.DTYPES)
+@pytest.mark.parametrize(("subject", "dtype"), list(zip(QUANTIZE, halves.DTYPES, strict=True)))
 def test_one_wrong_code_or_scale_of_a_16_bit_value_is_noticed(subject, dtype):
     half, quantize = 0x3E11, QUANTIZE[subject]
     for spoil_scale in (False, True):
@@ -222,23 +169,15 @@ def test_one_wrong_code_or_scale_of_a_16_bit_value_is_noticed(subject, dtype):
     assert finding.count == 1
 
 
-def test_float16_is_widened_exactly():
-    halves_ = np.arange(1 << 16, dtype=np.uint16)
-    finite = halves_[(halves_ & 0x7C00) != 0x7C00]
-    want = finite.view(np.float16).astype(np.float32).view(np.uint32)
-    np.testing.assert_array_equal(halves.float32_bits("float16")[finite], want)
-
-
-@pytest.mark.parametrize(("dtype", "width"), [("float64", 64), ("float32", 32), ("bfloat16", 16)])
-def test_wrong_decodes_are_noticed(dtype, width):
+def test_wrong_decodes_are_noticed():
     def faulty(q, dtype):
         values = mxref.dequantize(q, dtype)
         values[255, 3] = 0
         values[200, 8] = 0  # code 8 is -0
         return values
 
-    sweep = decodes.decode("reference", faulty, dtype)
-    assert faults(sweep) == (2, f"byte 200, code 8: got 0, want {1 << (width - 1)}")
+    sweep = decodes.decode("reference", faulty, "bfloat16")
+    assert faults(sweep) == (2, f"byte 200, code 8: got 0, want {1 << 15}")
 
 
 def test_a_nan_code_that_decodes_to_a_number_is_noticed():

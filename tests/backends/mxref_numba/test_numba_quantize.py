@@ -1,7 +1,8 @@
-"""Every set of Numba kernels against the reference, where their ways of moving elements differ."""
+"""Every set of Numba kernels against the reference where the conformance kit does not ask: strides, lengths, memory."""
 
 import gc
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -10,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mxref import BlockShape, MXArray, OperandSpec, Rounding, ScaleRule, SignPolicy, Stream, get_backend
+from mxref.formats import BLOCK_FORMATS, MXFP4, MXFP8_E4M3, BlockFormat
 
 pytest.importorskip("numba")
 
@@ -18,8 +20,9 @@ from mxref.placement import Placement
 from mxref_numba import buffers
 
 REFERENCE = get_backend("reference")
-STREAM = Stream(seed=0xFEDCBA9876543210, step=3, layer=9, operand=2)
+STREAM = Stream(seed=0xFEDCBA9876543210, step=70_000, layer=300, operand=2)
 DTYPES = (np.float32, ml_dtypes.bfloat16, np.float16)
+OTHERS = [made for made in BLOCK_FORMATS.values() if made is not MXFP4]
 
 PLAIN = OperandSpec()
 SPECS = [
@@ -34,6 +37,13 @@ SPECS = [
 TILE = OperandSpec(block=BlockShape.TILE, rounding=Rounding.SR)
 
 
+TREATED = [
+    *((MXFP4, spec) for spec in SPECS),
+    *((made, spec) for made in OTHERS for spec in (PLAIN, SPECS[3], SPECS[6])),
+]
+treated = pytest.mark.parametrize(("made", "spec"), TREATED, ids=str)
+
+
 def values(*shape: int, dtype: Any = np.float32, seed: int = 0) -> NDArray[Any]:
     """Values of many magnitudes, with zeros, NaN and, where the type has them, subnormal blocks."""
     rng = np.random.default_rng(seed)
@@ -45,10 +55,18 @@ def values(*shape: int, dtype: Any = np.float32, seed: int = 0) -> NDArray[Any]:
     return x.astype(dtype)
 
 
-def same(got: MXArray, expected: MXArray) -> None:
-    np.testing.assert_array_equal(got.scales, expected.scales)
-    np.testing.assert_array_equal(got.codes, expected.codes)
-    assert got == expected
+def check(
+    kernels: EveryPath,
+    x: NDArray[Any],
+    spec: OperandSpec,
+    place: Placement = Placement(STREAM),
+    **request: Any,
+) -> MXArray:
+    got, want = (b.quantize(x, spec, placement=place, **request) for b in (kernels, REFERENCE))
+    np.testing.assert_array_equal(got.scales, want.scales)
+    np.testing.assert_array_equal(got.codes, want.codes)
+    assert got == want
+    return got
 
 
 @pytest.fixture(scope="module")
@@ -56,33 +74,95 @@ def kernels() -> EveryPath:
     return EveryPath()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_sixteen_bit_input(kernels: EveryPath, dtype: Any) -> None:
+    if dtype is np.float32:  # its top halves: all bfloat16 values
+        x = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)).view(np.float32)
+    else:
+        x = np.arange(1 << 16, dtype=np.uint16).view(dtype)
+    for rule in ScaleRule:
+        check(kernels, x.reshape(-1, 32), OperandSpec(scale_rule=rule))
+        check(kernels, x.reshape(32, -1), OperandSpec(scale_rule=rule), axis=0)
+
+
+def _layouts() -> dict[str, tuple[NDArray[Any], int]]:
+    base = values(96, 320, seed=3)
+    cube = values(4, 6, 64, 32, seed=4)
+    return {
+        "one row": (base[0], 0),
+        "one row of two axes": (base[:1], 1),
+        "one column": (base[:, :1], 0),
+        "33 rows": (base[:33], 1),
+        "several panels": (values(70, 640), 1),
+        "axis 0": (base, 0),
+        "axis 0 of a Fortran array": (np.asfortranarray(base), 0),
+        "axis 1 of a transpose": (base.T[:, :96], 1),
+        "rows reversed": (base[::-1], 1),
+        "columns reversed": (base[:, ::-1], 1),
+        "both reversed, axis 0": (base[::-1, ::-1], 0),
+        "every third row": (base[::3], 1),
+        "every second column": (base[:, ::2], 1),
+        "columns from 7 on": (base[:, 7:71], 1),
+        "axis 0 of a slice": (base[:, 5:40], 0),
+        "repeated row": (np.broadcast_to(base[0], (40, 320)), 1),
+        "repeated value": (np.broadcast_to(base[0, 0], (3, 64)), 1),
+        "repeated column, axis 0": (np.broadcast_to(base[:, :1], (96, 20)), 0),
+        "4-d, last axis": (cube, 3),
+        "4-d, axis 2": (cube, -2),
+        "4-d, permuted": (cube.transpose(3, 0, 2, 1), 2),
+        "4-d, axis 0 of a permutation": (cube.transpose(2, 3, 1, 0), 0),
+        "4-d, sliced leading axes": (cube[::2, 1:4], 3),
+        "4-d, lengths of one": (cube[:1, :, None, :, :1], 3),
+        "5-d, repeated": (np.broadcast_to(cube[:, :, None], (4, 6, 3, 64, 32)), 4),
+    }
+
+
+@pytest.mark.clause("quantize.strides")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", list(_layouts()))
+def test_strides(kernels: EveryPath, name: str, dtype: Any) -> None:
+    x, axis = _layouts()[name]
+    if dtype is not np.float32:  # the same strides, scaled to the type
+        narrow = np.ascontiguousarray(x).astype(dtype)
+        holder = np.empty(tuple(2 * n for n in x.shape), dtype)
+        view = holder[tuple(slice(None, None, -2 if s < 0 else 2) for s in x.strides)]
+        view[...] = narrow
+        x = view
+    x.flags.writeable = False
+    for spec in (PLAIN, replace(SPECS[4], rounding=Rounding.SR)):
+        check(kernels, x, spec, axis=axis)
+
+
 # ---- lengths: whole steps of up to 128 elements, units, and what is left over ----
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=str)
-@pytest.mark.parametrize("length", [64, 192, 448, 2112, 4160])
-def test_lengths(kernels: EveryPath, length: int, spec: OperandSpec) -> None:
-    for dtype, rows in itertools.product(DTYPES, (1, 3)):
+@treated
+def test_lengths(kernels: EveryPath, made: BlockFormat, spec: OperandSpec) -> None:
+    for length, dtype, rows in itertools.product((64, 192, 448, 2112, 4160), DTYPES, (1, 3)):
         x = values(rows, length, dtype=dtype)
         wide = np.zeros((rows, length + 8), dtype)
         wide[:, :length] = x  # rows with gaps between them cannot be joined
         for given in (x, wide[:, :length]):
-            same(
-                kernels.quantize(given, spec, placement=Placement(STREAM)),
-                REFERENCE.quantize(given, spec, placement=Placement(STREAM)),
-            )
+            check(kernels, given, replace(spec, format=made))
+    check(kernels, values(5, 2109), replace(spec, format=made), pad=True)
 
 
-@pytest.mark.parametrize("spec", [*SPECS, TILE], ids=str)
-@pytest.mark.parametrize("shape", [(256, 64), (128, 96), (64, 160), (320, 65), (576, 17), (128, 336)])
-def test_columns(kernels: EveryPath, shape: tuple[int, int], spec: OperandSpec) -> None:
-    if spec.block is BlockShape.TILE and shape[1] % 32:
-        shape = (shape[0], 32)
-    for dtype in DTYPES:
-        x = values(*shape, dtype=dtype)
-        for given in (x, np.asfortranarray(x), x[::-1]):
-            expected = REFERENCE.quantize(given, spec, axis=0, placement=Placement(STREAM))
-            same(kernels.quantize(given, spec, axis=0, placement=Placement(STREAM)), expected)
+@treated
+def test_columns(kernels: EveryPath, made: BlockFormat, spec: OperandSpec) -> None:
+    for shape in ((256, 64), (128, 96), (64, 160), (320, 65), (576, 17), (128, 336)):
+        for dtype in DTYPES:
+            x = values(*shape, dtype=dtype)
+            for given in (x, np.asfortranarray(x), x[::-1]):
+                check(kernels, given, replace(spec, format=made), axis=0)
+    check(kernels, values(3, 256, 5), replace(spec, format=made), axis=1)
+
+
+@pytest.mark.parametrize("made", BLOCK_FORMATS.values(), ids=str)
+def test_tiles_and_nothing(kernels: EveryPath, made: BlockFormat) -> None:
+    tile = replace(TILE, format=made)
+    for x, axis in ((values(2, 64, 512), 1), (values(2, 64, 512), 2), (values(128, 96), 0)):
+        check(kernels, x, tile, axis=axis)
+    check(kernels, np.empty((0, 64), np.float32), OperandSpec(made), pad=True)
 
 
 @pytest.mark.parametrize("bits", [16, 22])
@@ -94,7 +174,16 @@ def test_random_bits_of_scattered_rows(kernels: EveryPath, bits: int) -> None:
         Placement(STREAM, (5, 0, 0), (9, 4, 128)),  # rows one after the other
         Placement(STREAM, (5, 0, 128), (9, 4, 256)),
     ):
-        same(kernels.quantize(x, spec, placement=place), REFERENCE.quantize(x, spec, placement=place))
+        check(kernels, x, spec, place)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_threads_change_nothing(kernels: EveryPath, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mxref_numba.threads.worker_count", lambda elements: workers)
+    q = check(kernels, values(67, 320), OperandSpec(MXFP8_E4M3, rounding=Rounding.SR))
+    np.testing.assert_array_equal(kernels.dequantize(q).view("u4"), REFERENCE.dequantize(q).view("u4"))
+    got, want = kernels.scaled_gemm(q, q), REFERENCE.scaled_gemm(q, q, profile="ordered")
+    np.testing.assert_array_equal(got.view("u4"), want.view("u4"))
 
 
 # ---- two axes from one read ----
@@ -113,7 +202,7 @@ def test_dual(kernels: EveryPath, dtype: Any, shape: tuple[int, int]) -> None:
         streams = STREAM, Stream(seed=1)
         got = kernels.quantize_dual(given, specs, placements=tuple(map(Placement, streams)))
         for axis, q, spec, rng in zip((1, 0), got, specs, streams, strict=True):
-            same(q, REFERENCE.quantize(given, spec, axis=axis, placement=Placement(rng)))
+            assert q == REFERENCE.quantize(given, spec, axis=axis, placement=Placement(rng))
 
 
 @pytest.mark.parametrize("shape", [(33, 250), (130, 1), (1, 31)])
@@ -123,7 +212,7 @@ def test_dual_padded(kernels: EveryPath, shape: tuple[int, int]) -> None:
         x, (SPECS[6], SPECS[4]), placements=(Placement(STREAM), Placement(STREAM)), pads=(True, True)
     )
     for axis, q, spec in zip((1, 0), got, (SPECS[6], SPECS[4]), strict=True):
-        same(q, REFERENCE.quantize(x, spec, axis=axis, placement=Placement(STREAM), pad=True))
+        assert q == REFERENCE.quantize(x, spec, axis=axis, placement=Placement(STREAM), pad=True)
 
 
 def test_dual_of_nothing(kernels: EveryPath) -> None:
@@ -132,6 +221,18 @@ def test_dual_of_nothing(kernels: EveryPath) -> None:
             kernels.quantize_dual(np.empty(shape, np.float32), (PLAIN, PLAIN)), (1, 0), strict=True
         ):
             assert q == REFERENCE.quantize(np.empty(shape, np.float32), PLAIN, axis=axis)
+
+
+@pytest.mark.clause("conformance.dual")
+@pytest.mark.parametrize("pair", list(zip(OTHERS, [*OTHERS[1:], MXFP4], strict=True)), ids=str)
+def test_dual_of_two_formats(kernels: EveryPath, pair: tuple[BlockFormat, BlockFormat]) -> None:
+    for shape, dtype in (((192, 320), np.float32), ((128, 256), ml_dtypes.bfloat16)):
+        x = values(*shape, dtype=dtype)
+        for first, second in ((PLAIN, PLAIN), (SPECS[2], SPECS[4])):
+            specs = replace(first, format=pair[0]), replace(second, format=pair[1])
+            got = kernels.quantize_dual(x, specs, placements=(Placement(STREAM), Placement(STREAM)))
+            for axis, q, spec in zip((1, 0), got, specs, strict=True):
+                assert q == REFERENCE.quantize(x, spec, axis=axis, placement=Placement(STREAM))
 
 
 # ---- dequantize and Hadamard ----
