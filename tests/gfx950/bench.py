@@ -77,21 +77,3 @@ def vector(line: str, cases: Sequence[tuple[int, ...]], *, denorm: int = 3) -> l
     assert (m.state.vgpr[0:2, 0, count:] == OLD).all(), "a disabled lane was written"
     low, high = m.state.vgpr[0, 0, :count], m.state.vgpr[1, 0, :count]
     return [int(x) | int(y) << 32 for x, y in zip(low, high, strict=True)]
-
-
-def scalar(
-    line: str, sources: Sequence[int], *, scc: int = 0, exec_mask: int = (1 << 64) - 1
-) -> dict[str, int]:
-    """Execute a scalar instruction on t, u, r; return s as 64 bits, SCC, EXEC and VCC."""
-    m = machine([line])
-    m.state.sgpr[20], m.state.sgpr[21] = OLD, OLD
-    for name, value in zip("tur", sources, strict=False):
-        m.state.sgpr[FIRST[name]], m.state.sgpr[FIRST[name] + 1] = value & 0xFFFFFFFF, value >> 32
-    m.state.sgpr[126], m.state.sgpr[127] = exec_mask & 0xFFFFFFFF, exec_mask >> 32
-    m.state.scc[:] = bool(scc)
-    m.run(100)
-    pairs = {name: int(m.state.sgpr[i, 0]) | int(m.state.sgpr[i + 1, 0]) << 32 for name, i in PAIRS.items()}
-    return pairs | {"scc": int(m.state.scc[0])}
-
-
-PAIRS = {"s": 20, "exec": 126, "vcc": 106}

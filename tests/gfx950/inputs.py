@@ -117,7 +117,7 @@ def corners(made: BlockFormat, rule: ScaleRule, exponents: Sequence[int]) -> np.
         [np.nextafter(points, np.float32(0)), points, np.nextafter(points, np.float32(np.inf))]
     )
     bound = bump_above(rule, element)
-    mantissas = sorted({0, bound, min(bound + 1, MANTISSA_MASK), MANTISSA_MASK})
+    mantissas = sorted({0, max(bound, 0), min(bound + 1, MANTISSA_MASK), MANTISSA_MASK})
     blocks = []
     for exponent, mantissa in itertools.product(exponents, mantissas):
         amax = np.uint32([exponent << 23 | mantissa])
