@@ -29,7 +29,7 @@ from differential import assert_same_blocks, bits_of
 from mxref import MXArray, OperandSpec, Rounding, ScaleRule, Stream, dequantize, quantize
 from mxref.dialects import dialect
 from mxref.formats import E2M1, MXFP4, MXFP8_E4M3, MXFP8_E5M2
-from mxref.layouts.packed import pack, to_ml_dtypes, unpack
+from mxref.layouts.packed import pack, unpack
 from mxref.placement import Placement
 from mxref.steps.random import random_integers
 from mxref.steps.rounding import round_magnitude
@@ -323,33 +323,7 @@ def test_compressed_tensors_drops_the_sign_of_what_underflows():
     assert (pack(codes, E2M1)[0, 0], q.codes[0, 0]) == (0x06, 0x86)
 
 
-# ---- ml_dtypes: elements. It has no block; its cast to E8M0 is no scale rule (0 becomes NaN). ----
-
-
-@pytest.mark.clause("rounding.rne", "rounding.saturate", "rounding.sign", "formats.e2m1", evidence="peer")
-def test_ml_dtypes_casts_elements_to_the_same_codes():
-    """All finite bfloat16 values, and every tie at scale 1 with its float32 neighbours; E2M1 has no NaN."""
-    bfloat16 = (np.arange(65536, dtype=np.uint32) << 16).view(np.float32)
-    ties = np.float32([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0, 7.0]).view(np.uint32)
-    near = (ties[:, None] + np.arange(-50, 51, dtype=np.int64)).astype(np.uint32).view(np.float32).ravel()
-    x = np.concatenate([bfloat16[np.isfinite(bfloat16)], near, -near])
-    want = round_magnitude(np.abs(x), Rounding.RNE, E2M1) | np.where(np.signbit(x), E2M1.sign, 0).astype(
-        np.uint8
-    )
-    np.testing.assert_array_equal(x.astype(ml_dtypes.float4_e2m1fn).view(np.uint8), want)
-
-
-@pytest.mark.clause("packing.exchange", "dequantize.value", "formats.mxfp4", evidence="peer")
-def test_ml_dtypes_and_torch_decode_to_the_same_values():
-    """Elements times scales, both in float64, are the values; torch's E8M0 is that of ml_dtypes, byte for byte."""
-    q = quantize(BLOCKS)
-    elements, scales = to_ml_dtypes(q.codes, q.scales, MXFP4)
-    np.testing.assert_array_equal(
-        elements.astype(np.float64) * scales.astype(np.float64), dequantize(q, "float64")
-    )
-    every = np.arange(256, dtype=np.uint8)
-    with_torch = torch.from_numpy(every).view(torch.float8_e8m0fnu).to(torch.float64).numpy()
-    np.testing.assert_array_equal(with_torch, scale_value(every))
+# ---- ml_dtypes ----
 
 
 def test_ml_dtypes_casts_to_e8m0_are_still_no_way_to_make_a_scale():
