@@ -8,8 +8,11 @@ the file furthest behind. Nothing here is shared with the product.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from fractions import Fraction
 from math import ceil, floor
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -111,3 +114,15 @@ def index_bytes(lengths: list[int], code: int, size: int, boundaries: list[int] 
         data += struct.pack("<q", place)
         place += length * size
     return data + b"".join(struct.pack("<q", boundary) for boundary in boundaries)
+
+
+CODES = {"uint8": 1, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}
+
+
+def write_indexed(prefix: Path, texts: Sequence[Sequence[int]], dtype: Any) -> None:
+    """Write sequences as a pair of files, each a document."""
+    stored = np.dtype(dtype).newbyteorder("<")
+    tokens = np.array([token for text in texts for token in text], stored).tobytes()
+    prefix.with_name(f"{prefix.name}.bin").write_bytes(tokens)
+    index = index_bytes([len(text) for text in texts], CODES[stored.name], stored.itemsize)
+    prefix.with_name(f"{prefix.name}.idx").write_bytes(index)

@@ -1,4 +1,4 @@
-"""The page on data: its commands and its Python run, in the order of the page, on small files."""
+"""The page on data: its commands run, in the order of the page, on small files."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ pytest.importorskip("mxref_training")
 
 import data_files
 from data_files import make_texts, write
+from megatron_oracle import write_indexed
 from mxref.cli import main
 from mxref_training.config_files import load_config
 from mxref_training.data import train_tokenizer
@@ -35,9 +36,9 @@ def test_commands_that_need_no_download_run(tmp_path: Path, monkeypatch: pytest.
     write(tmp_path / "train.jsonl", texts)
     write(tmp_path / "val.jsonl", make_texts(60, 2))
     tokenizer = train_tokenizer(survey("texts", lambda: texts), 400)
-    (tmp_path / "tokenizer.json").write_text(tokenizer.to_table()["json"])
-    (python,) = re.findall(r"\.\. code-block:: python\n\n((?:   .*\n|\n)+)", PAGE)
-    exec(re.sub(r"^   ", "", python, flags=re.MULTILINE), {})
+    for side, source in (("corpus", texts), ("held_out", make_texts(60, 2))):
+        ids = [[*tokens, tokenizer.eot] for tokens in tokenizer.encode_batch(source)]
+        write_indexed(tmp_path / side, ids, "int32")
     on_text, _, on_tokens, _ = commands()
     cheap = ["--recipe", "bf16", "--set", "run.eval_tokens=256", "--set", "run.seq_len=16"]
     for words, name in ((on_text, "text"), (on_tokens, "tokens")):

@@ -13,8 +13,8 @@ pytest.importorskip("torch")
 
 from click.testing import CliRunner, Result
 
+from megatron_oracle import write_indexed
 from mxref.cli import main
-from mxref_training.data.megatron import write_indexed
 
 TEXT = [json.dumps({"text": f"{number} " + "block scale round " * 20}) for number in range(8)]
 

@@ -120,18 +120,6 @@ def test_a_missing_or_cut_file_of_an_entry_is_noticed(name: str, harm: Callable[
         cache.cached("kind", INPUTS, fill)
 
 
-def test_an_entry_under_the_name_of_another_is_noticed() -> None:
-    """As after a copy of a cache that went wrong: tokens of another corpus would be trained on silently."""
-    mine, other = (documents(make_texts(60, seed)) for seed in (1, 2))
-    tokens = {docs: tokenize(docs, train_tokenizer(docs, 320)) for docs in (mine, other)}
-    one, two = (Path(str(tokens[docs].ids.filename)).parent for docs in (mine, other))  # type: ignore[attr-defined]
-    own = train_tokenizer(mine, 320)
-    one.rename(one.with_name("spare"))
-    two.rename(one)
-    with pytest.raises(DataError, match="it was made of other inputs and stands under a wrong name"):
-        tokenize(mine, own)
-
-
 def test_a_damaged_tokenizer_is_noticed_even_if_it_can_be_read(own_cache: Path) -> None:
     train_tokenizer(documents(make_texts(60)), 320)
     (path,) = (own_cache / "tokenizers").glob("*/tokenizer.json")

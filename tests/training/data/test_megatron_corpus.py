@@ -12,9 +12,10 @@ import pytest
 
 import data_files
 import megatron_oracle as oracle
+from megatron_oracle import write_indexed
 from mxref_training.config import DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 from mxref_training.data.corpus import TokenCorpus, prepare_corpus
-from mxref_training.data.megatron import IndexedTokens, token_files, write_indexed
+from mxref_training.data.megatron import IndexedTokens, token_files
 from mxref_training.errors import CheckpointError, ConfigError, DataError
 
 own_cache = data_files.own_cache

@@ -12,7 +12,8 @@ import pytest
 
 import data_files
 import megatron_oracle as oracle
-from mxref_training.data.megatron import IndexedLoader, open_tokens, write_indexed
+from megatron_oracle import write_indexed
+from mxref_training.data.megatron import IndexedLoader, open_tokens
 from mxref_training.data.megatron import order as product
 from mxref_training.errors import DataError
 

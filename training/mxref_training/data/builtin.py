@@ -95,26 +95,20 @@ def _build(folder: Path, sources: Sequence[tuple[str, Path, list[Path]]]) -> Fac
     # Validation comes last, and so none of its paragraphs is a copy of one of training.
     files.sort(key=_is_held_out)
     known: set[int] = set()
-    texts: dict[str, list[str]] = {"train": [], "val": []}
-    with (folder / "train.jsonl").open("w") as train, (folder / "val.jsonl").open("w") as val:
-        for name, path in progress(files, "reading installed documentation"):
-            side, file = ("val", val) if _is_held_out((name, path)) else ("train", train)
-            found = [p for text in _docstrings(path) for p in prose.paragraphs(text) if _is_new(p, known)]
-            for text in _documents(found):
-                file.write(json.dumps({"text": text, "source": name.split()[0]}) + "\n")
-                texts[side].append(text)
-    counts = [len(part) for part in texts.values()]
-    if not all(counts):
+    sides: dict[str, list[str]] = {"train": [], "val": []}
+    for name, path in progress(files, "reading installed documentation"):
+        found = [p for text in _docstrings(path) for p in prose.paragraphs(text) if _is_new(p, known)]
+        sides["val" if _is_held_out((name, path)) else "train"] += [
+            json.dumps({"text": text, "source": name.split()[0]}) + "\n" for text in _documents(found)
+        ]
+    if not all(sides.values()):
         raise DataError(
             f"{counted(len(files), 'installed source file')} gave too few documents for a corpus: pass a JSONL file "
             "with a text field instead"
         )
-    sizes = [sum(map(len, part)) / 1e6 for part in texts.values()]
-    names = ", ".join(name for name, _, _ in sources)
-    return {
-        "note": f"built-in text: {counts[0]:,} + {counts[1]:,} documents, {sizes[0]:.2f} + {sizes[1]:.2f} M characters "
-        f"of documentation from {names}"
-    }
+    for side, lines in sides.items():
+        (folder / f"{side}.jsonl").write_text("".join(lines), encoding="utf-8")
+    return {"note": f"built-in text: documentation from {', '.join(name for name, _, _ in sources)}"}
 
 
 def _is_held_out(file: tuple[str, Path]) -> bool:

@@ -1,6 +1,6 @@
 """Megatron's token files (`.bin` and `.idx`), in the order in which Megatron takes samples from them."""
 
-from mxref_training.data.megatron.index import IndexedFile, open_indexed, write_indexed
+from mxref_training.data.megatron.index import IndexedFile, open_indexed
 from mxref_training.data.megatron.token_files import (
     IndexedLoader,
     IndexedTokens,
@@ -15,5 +15,4 @@ __all__ = [
     "indexed_parts",
     "open_indexed",
     "open_tokens",
-    "write_indexed",
 ]
