@@ -98,14 +98,20 @@ def in_process(trainer: Any, backend: Backend, progress: Any = None) -> study.Ru
     return run
 
 
-def run_ladder(*given: Any, backend: Backend, trainer: Any = None, **options: Any) -> dict[str, Any]:
-    return study.run_ladder(*given, **_with_runner(backend, trainer, options))
+def run_ladder(
+    lad: Ladder, config: TrainConfig, out: Path, *, single: Sequence[str] = (), **options: Any
+) -> dict[str, Any]:
+    return study.run_ladder(_study(lad, config, out, **{"seeds": 1, **options}), single=single)
 
 
-def run_branches(*given: Any, backend: Backend, trainer: Any = None, **options: Any) -> dict[str, Any]:
-    return branches.run_branches(*given, **_with_runner(backend, trainer, options))
+def run_branches(lad: Ladder, config: TrainConfig, out: Path, **options: Any) -> dict[str, Any]:
+    return branches.run_branches(_study(lad, config, out, **options))
 
 
-def _with_runner(backend: Backend, trainer: Any, options: dict[str, Any]) -> dict[str, Any]:
-    runner = in_process(trainer, backend, options.pop("progress", None))
-    return {"backend": backend, "runner": runner, **options}
+def _study(
+    *given: Any, backend: Backend, trainer: Any = None, progress: Any = None, **options: Any
+) -> study.Study:
+    """A study whose runs `trainer` trains here, unless the options name a runner."""
+    return study.Study(
+        *given, backend=backend, **{"runner": in_process(trainer, backend, progress), **options}
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,7 +91,8 @@ def test_results_are_written_less_often_the_more_runs_have_finished() -> None:
     """At fixed runs, not at times: the files that a ladder writes are the same on every machine."""
     written: list[int] = []
     runs = [replace(a_run("fp8"), seed=seed) for seed in range(40)]
-    tally = Tally(runs, runs, lambda records: written.append(len(records)), lambda line: None)
+    study: Any = SimpleNamespace(costs=Costs(), say=lambda line: None)
+    tally = Tally(study, runs, runs, lambda records: written.append(len(records)))
     for run in runs:
         tally.done(run, {"diverged": True, "reason": "of no interest"})
     assert written == [*range(1, 11), 12, 14, 16, 18, 20, 23, 26, 29, 33, 37]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -174,7 +174,7 @@ def ablate(
     from mxref_training.lab.costs import Costs
     from mxref_training.lab.last_checkpoint import prepare
     from mxref_training.lab.queue import TO_STOP, Queue, make_slots, on_share
-    from mxref_training.lab.study import planned, run_ladder
+    from mxref_training.lab.study import Study, planned, run_ladder
 
     chosen, why = default_backend(backend, config.run.device)
     computes = get_backend(chosen)
@@ -185,21 +185,24 @@ def ablate(
     _preflight(loaded, config, names, computes, slots)
     costs = Costs()
     deadline = None if max_minutes is None else began + 60 * max_minutes - TO_STOP
-    shared: dict[str, Any] = {
-        "backend": computes,
-        "runner": Queue(slots, chosen, costs, deadline),
-        "corpus": lambda: prepare_corpus(config),
-        "seeds": seeds,
-        "arms": names,
-        "costs": costs,
-        "extra": lambda corpus: prepare(loaded.last.val, loaded.last.recipes, config, corpus, computes),
-        "say": lambda line: echo(line, err=True),
-    }
+    study = Study(
+        loaded,
+        config,
+        folder,
+        computes,
+        Queue(slots, chosen, costs, deadline),
+        corpus=lambda: prepare_corpus(config),
+        seeds=seeds,
+        arms=names,
+        costs=costs,
+        extra=lambda corpus: prepare(loaded.last.val, loaded.last.recipes, config, corpus, computes),
+        say=lambda line: echo(line, err=True),
+    )
     try:
         if branches:
-            show_branches(run_branches(loaded, config, folder, **shared), folder)
+            show_branches(run_branches(study), folder)
             return
-        results = run_ladder(loaded, config, folder, single=single, ranks=gpus_per_run, **shared)
+        results = run_ladder(study, single=single, ranks=gpus_per_run)
     except Interrupted as err:
         echo(f"interrupted: {err}", err=True)
         ctx.exit(EXIT_INTERRUPTED)

@@ -19,6 +19,7 @@ from mxref.backend import Backend
 from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import build, to_table
+from mxref_training import environment
 from mxref_training.checkpoint import CheckpointStore
 from mxref_training.config import TrainConfig
 from mxref_training.config_files import config_from_table
@@ -301,13 +302,6 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return found or ["its fingerprint changed"]
 
 
-def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """Return the keys in which two tables differ, each with the keys of the tables around it."""
-    keys = []
-    for key in sorted({*old, *new}):
-        a, b = old.get(key), new.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            keys += differences(a, b, f"{prefix}{key}.")
-        elif a != b:
-            keys.append(prefix + key)
-    return keys
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Return the keys in which two tables differ, each with the keys of the tables around it, in order."""
+    return sorted(key for key, _, _ in environment.differences(old, new))

@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 import mxref
-from mxref.backend import Backend
 from mxref.tomlio import to_table
 from mxref_training.config import Schedule
 from mxref_training.errors import ConfigError
-from mxref_training.lab.arm import DESIGN, ArmRun, Start, fingerprint, run_name
+from mxref_training.lab.arm import DESIGN, ArmRun, Start, run_name
 from mxref_training.lab.contrasts import student_point
-from mxref_training.lab.costs import Costs
 from mxref_training.lab.ladder import Arm, Ladder
-from mxref_training.lab.last_checkpoint import VALIDATION, Extra
+from mxref_training.lab.last_checkpoint import VALIDATION
 from mxref_training.lab.moments import Branch
 from mxref_training.lab.result_file import Record, digest, write_json
-from mxref_training.lab.study import Planned, Runner, Tally, require_runnable, seeded
-from mxref_training.sources import code_digest
+from mxref_training.lab.study import Planned, Study, Tally, require_runnable, seeded
 
 if TYPE_CHECKING:
     from mxref_training.config import TrainConfig
@@ -45,86 +42,35 @@ _FOLDER = "branch"
 _ALL = 1_000_000  # checkpoints of a trunk that are kept
 
 
-def run_branches(
-    ladder: Ladder,
-    config: TrainConfig,
-    out: Path,
-    *,
-    backend: Backend,
-    runner: Runner,
-    corpus: Callable[[], Any],
-    seeds: int | None = None,
-    arms: list[str] | None = None,
-    costs: Costs | None = None,
-    extra: Callable[[Any], Extra] = lambda corpus: Extra(),
-    say: Callable[[str], None] = print,
-) -> dict[str, Any]:
-    """Train the branches that are not finished, and return the results, also written to `out/branch.json`.
+def run_branches(study: Study) -> dict[str, Any]:
+    """Train the branches that are not finished, and return the results, also written to `branch.json`.
 
     Args:
-        ladder: the arms; its table `[branch]` is the design.
-        config: the configuration that they share. `run.steps` sets what a share of the run is; a branch takes
-            `updates` steps.
-        out: directory of the ladder.
-        backend: computes the block formats.
-        runner: trains the runs.
-        corpus: makes the tokens that all arms share.
-        seeds: trunks; None: as many as the design asks for.
-        arms: names of the arms that branch off; default all. The trunk's own arm is always among them.
-        costs: learns how long the finished runs took.
-        extra: makes, of the tokens, what the last checkpoint of each branch is evaluated on too.
-        say: prints one line.
+        study: the ladder, whose table `[branch]` is the design, and how it is trained. `run.steps` sets what a share
+            of the run is; a branch takes `updates` steps.
 
     Raises:
         ConfigError: a moment does not fit the run, or an unknown arm.
         UnsupportedError: the backend does not declare what an arm asks for.
         Interrupted: the trainer or the runner was interrupted; the next call continues there.
     """
-    design = ladder.branch
+    ladder, config, design = study.ladder, study.config, study.ladder.branch
     moments = design.steps(config.run.steps)
-    chosen = branching(ladder, arms)
-    require_runnable(ladder, chosen, backend)
+    chosen = branching(ladder, study.arms)
+    require_runnable(ladder, chosen, study.backend)
     for arm in chosen:
         if "model" in arm.train:
             raise ConfigError(
                 f"arm {arm.name!r} sets keys of train.model, and a branch goes on with the trunk's model: "
                 f"--arms=-{arm.name} leaves the arm out"
             )
-    code, tokens = code_digest(), corpus()
-    evaluated = extra(tokens)
-
-    def run(place: Path, arm: Arm, seed: int, config: TrainConfig, design: dict[str, Any]) -> ArmRun:
-        recipe = ladder.resolve(arm)
-        key = fingerprint(config, recipe, backend, tokens, code) | ({DESIGN: design} if design else {})
-        return ArmRun(out / place, arm, seed, config, recipe, key, str(tokens.report))
-
-    def trunk_of(seed: int) -> ArmRun:
-        """Return the run that has the checkpoints, or makes them."""
-        own = seeded(config, ladder.trunk, seed)
-        whole = run(Path(), ladder.trunk, seed, own, {})
-        if whole.has_begun() and all(_checkpoint(whole.folder, step).exists() for step in moments):
-            return whole
-        own = replace(own, run=replace(own.run, checkpoint_every=0, keep=_ALL))
-        made = run(Path(_FOLDER, "trunk"), ladder.trunk, seed, own, {"moments": list(moments)})
-        return replace(made, stops=tuple(moments))
-
-    def branch_of(trunk: ArmRun, arm: Arm, step: int) -> ArmRun:
-        """Return the run of an arm that goes on from a step of a trunk."""
-        same = {key: value for key, value in trunk.key.items() if key != DESIGN}
-        place = {"from": trunk.arm.name, "trunk": digest(same)[:12], "step": step, "updates": design.updates}
-        place |= {"anneal": True} if design.anneal else {}
-        own = branch_config(seeded(config, arm, trunk.seed), design, step)
-        return replace(
-            run(branch_place(step), arm, trunk.seed, own, place),
-            start=Start(trunk.folder, step),
-            stops=(step + design.updates,),
-            keep_checkpoints=False,
-            extra=evaluated,
-        )
-
-    trunks = [trunk_of(seed) for seed in range(design.seeds if seeds is None else seeds)]
+    seeds = design.seeds if study.seeds is None else study.seeds
+    trunks = [_trunk(study, seed, moments) for seed in range(seeds)]
     branches = [
-        branch_of(trunk, arm, step) for trunk in trunks for step in moments for arm in branching(ladder, None)
+        _branch(study, trunk, arm, step)
+        for trunk in trunks
+        for step in moments
+        for arm in branching(ladder, None)
     ]
     wanted = [run for run in branches if run.arm in chosen]
 
@@ -135,20 +81,47 @@ def run_branches(
             if run.start and run.title in records
         }
         shared = branch_config(config, replace(design, anneal=False), moments[0])
-        data = {"hashes": dict(tokens.hashes), "report": str(tokens.report)}
-        table = assemble_branches(ladder, shared, found, data, backend.name)
-        written: dict[str, Any] = write_json(out / RESULTS, table)
+        table = assemble_branches(ladder, shared, found, study.data, study.backend.name)
+        written: dict[str, Any] = write_json(study.out / RESULTS, table)
         return written
 
-    tally = Tally(branches, wanted, results, say, costs)
+    tally = Tally(study, branches, wanted, results)
     needed = [trunk for trunk in trunks if _is_needed(trunk, tally.missing)]
     for trunk in needed:
         if trunk.finished():
-            say(f"{trunk.title}: its checkpoints are gone, so it is trained again")
+            study.say(f"{trunk.title}: its checkpoints are gone, so it is trained again")
             trunk.forget()
-    Tally(needed, needed, lambda records: None, say).train(runner, tokens)
-    final: dict[str, Any] = tally.train(runner, tokens)
+    Tally(study, needed, needed, lambda records: None).train()
+    final: dict[str, Any] = tally.train()
     return final
+
+
+def _trunk(study: Study, seed: int, moments: Sequence[int]) -> ArmRun:
+    """Return the run that has the checkpoints of the moments, or makes them."""
+    arm = study.ladder.trunk
+    config = seeded(study.config, arm, seed)
+    whole = study.run(arm, seed, config, Path(), {})
+    if whole.has_begun() and all(_checkpoint(whole.folder, step).exists() for step in moments):
+        return whole
+    config = replace(config, run=replace(config.run, checkpoint_every=0, keep=_ALL))
+    made = study.run(arm, seed, config, Path(_FOLDER, "trunk"), {"moments": list(moments)})
+    return replace(made, stops=tuple(moments))
+
+
+def _branch(study: Study, trunk: ArmRun, arm: Arm, step: int) -> ArmRun:
+    """Return the run of an arm that goes on from a step of a trunk."""
+    design = study.ladder.branch
+    same = {key: value for key, value in trunk.key.items() if key != DESIGN}
+    place = {"from": trunk.arm.name, "trunk": digest(same)[:12], "step": step, "updates": design.updates}
+    place |= {"anneal": True} if design.anneal else {}
+    config = branch_config(seeded(study.config, arm, trunk.seed), design, step)
+    return replace(
+        study.run(arm, trunk.seed, config, branch_place(step), place),
+        start=Start(trunk.folder, step),
+        stops=(step + design.updates,),
+        keep_checkpoints=False,
+        extra=study.evaluated,
+    )
 
 
 def branch_config(config: TrainConfig, design: Branch, step: int) -> TrainConfig:

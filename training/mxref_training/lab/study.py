@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,7 +14,7 @@ from mxref.errors import FileFormatError, UnsupportedError
 from mxref.tomlio import nearest, shown
 from mxref_torch.conversion.convert import require_supported
 from mxref_training.errors import ConfigError
-from mxref_training.lab.arm import ArmRun, fingerprint, run_name
+from mxref_training.lab.arm import DESIGN, ArmRun, fingerprint, run_name
 from mxref_training.lab.costs import Costs
 from mxref_training.lab.ladder import SEED, Arm, Ladder
 from mxref_training.lab.last_checkpoint import Extra
@@ -84,47 +85,76 @@ def planned(
     ]
 
 
-def run_ladder(
-    ladder: Ladder,
-    config: TrainConfig,
-    out: Path,
-    *,
-    backend: Backend,
-    runner: Runner,
-    corpus: Callable[[], Any],
-    seeds: int | None = 1,
-    arms: list[str] | None = None,
-    single: Sequence[str] = (),
-    ranks: int = 1,
-    costs: Costs | None = None,
-    extra: Callable[[Any], Extra] = lambda corpus: Extra(),
-    say: Callable[[str], None] = print,
-) -> dict[str, Any]:
-    """Train the arms that are not finished, and return the results, also written to `out/results.json`.
+@dataclass(frozen=True)
+class Study:
+    """What the runs of a ladder share, whole ones and branches."""
+
+    ladder: Ladder
+    config: TrainConfig
+    """The configuration of all arms; its seeds are those of the first repetition."""
+    out: Path
+    """Directory of the ladder."""
+    backend: Backend
+    runner: Runner
+    """Trains the runs."""
+    corpus: Callable[[], Any]
+    """Makes the tokens of all arms; it is called once, after all checks."""
+    seeds: int | None = None
+    """Repetitions of every arm, each pair at equal seeds; None: as many as each arm, or the branch design, asks for."""
+    arms: list[str] | None = None
+    """Names of the arms to run; None is all. The reference, or the trunk's arm, is always among them."""
+    costs: Costs = field(default_factory=Costs)
+    """Learns how long the finished runs took."""
+    extra: Callable[[Any], Extra] = lambda corpus: Extra()
+    """Makes, of the tokens, what the last checkpoint of each run is evaluated on too."""
+    say: Callable[[str], None] = print
+    """Prints one line."""
+
+    @cached_property
+    def tokens(self) -> Any:
+        """The tokens, which their `hashes` identify."""
+        return self.corpus()
+
+    @cached_property
+    def code(self) -> str:
+        """The digest of the code as it was when the study began."""
+        return code_digest()
+
+    @cached_property
+    def evaluated(self) -> Extra:
+        """The further evaluations of the last checkpoints."""
+        return self.extra(self.tokens)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """Hashes of the tokens, and a line about their documents."""
+        return {"hashes": dict(self.tokens.hashes), "report": str(self.tokens.report)}
+
+    def run(
+        self, arm: Arm, seed: int, config: TrainConfig, place: Path, design: dict[str, Any], ranks: int = 1
+    ) -> ArmRun:
+        """Return a run in a place of the ladder's directory; `design` says where it starts and ends if not whole."""
+        recipe = self.ladder.resolve(arm)
+        key = fingerprint(config, recipe, self.backend, self.tokens, self.code, ranks)
+        key |= {DESIGN: design} if design else {}
+        return ArmRun(self.out / place, arm, seed, config, recipe, key, str(self.tokens.report))
+
+
+def run_ladder(study: Study, *, single: Sequence[str] = (), ranks: int = 1) -> dict[str, Any]:
+    """Train the arms that are not finished, and return the results, also written to `results.json`.
 
     Args:
-        ladder: the arms and the target.
-        config: the configuration that they share; its seeds are those of the first repetition.
-        out: directory of the ladder.
-        backend: computes the block formats.
-        runner: trains the runs.
-        corpus: makes the tokens that all arms share; it is called once, after all checks. `hashes` identifies the
-            tokens.
-        seeds: repetitions of every arm, each pair at equal seeds; None: as many as each arm asks for.
-        arms: names of the arms to run; default all. The reference is always among them.
+        study: the ladder, and how it is trained.
         single: names of runs, as in `NAME.seed2`, to train alone, without the reference; empty for all of the arms.
         ranks: processes of each run.
-        costs: learns how long the finished runs took.
-        extra: makes, of the tokens, what the last checkpoint of each run is evaluated on too.
-        say: prints one line.
 
     Raises:
         ConfigError: evaluations too rare to interpolate the target, or an unknown arm or run.
         UnsupportedError: the backend does not declare what an arm asks for.
         Interrupted: the runner was interrupted; the next call continues there.
     """
-    most = max(ladder.repetitions(arm, seeds) for arm in ladder.select(arms))
-    selected = [run.place.name for run in planned(ladder, config, seeds, arms)]
+    ladder, config, seeds = study.ladder, study.config, study.seeds
+    selected = [run.place.name for run in planned(ladder, config, seeds, study.arms)]
     if single:
         asked_for = [name.removesuffix(f"{SEED}0") for name in single]
         for name in asked_for:
@@ -134,15 +164,12 @@ def run_ladder(
                 )
         selected = asked_for
     _require_evaluations(ladder, config)
-    require_runnable(ladder, ladder.select(arms), backend)
-    code, tokens = code_digest(), corpus()
-    asked = extra(tokens)
+    require_runnable(ladder, ladder.select(study.arms), study.backend)
 
     def resolved(arm: Arm, seed: int) -> ArmRun:
-        run, recipe = seeded(config, arm, seed), ladder.resolve(arm)
-        key = fingerprint(run, recipe, backend, tokens, code, ranks)
+        run = study.run(arm, seed, seeded(config, arm, seed), Path(), {}, ranks)
         kept = ladder.last.keep is None or arm.name in ladder.last.keep
-        return ArmRun(out, arm, seed, run, recipe, key, str(tokens.report), kept, extra=asked)
+        return replace(run, keep_checkpoints=kept, extra=study.evaluated)
 
     # Arms that are not asked for, or not yet reached, are in the results if an earlier call finished them.
     runs = [resolved(run.arm, run.seed) for run in planned(ladder, config, seeds)]
@@ -151,17 +178,22 @@ def run_ladder(
         by_arm: dict[str, list[Record]] = {arm.name: [] for arm in ladder.arm}
         for run in runs:
             by_arm[run.arm.name] += [records[run.title]] if run.title in records else []
-        data = {"hashes": dict(tokens.hashes), "report": str(tokens.report)}
         table = assemble(
-            ladder, config, by_arm, seeds=most, planned=len(runs), data=data, backend=backend.name
+            ladder,
+            config,
+            by_arm,
+            seeds=max(ladder.repetitions(arm, seeds) for arm in ladder.select(study.arms)),
+            planned=len(runs),
+            data=study.data,
+            backend=study.backend.name,
         )
         # Without a run of the reference there is nothing to compare with, so no results are written.
         compared = bool(by_arm[ladder.reference.name])
-        written: dict[str, Any] = write_json(out / RESULTS, table) if compared else plain(table)
+        written: dict[str, Any] = write_json(study.out / RESULTS, table) if compared else plain(table)
         return written
 
     wanted = [run for run in runs if run.name in selected]
-    final: dict[str, Any] = Tally(runs, wanted, results, say, costs).train(runner, tokens)
+    final: dict[str, Any] = Tally(study, runs, wanted, results).train()
     return final
 
 
@@ -170,49 +202,46 @@ class Tally:
 
     def __init__(
         self,
+        study: Study,
         runs: Sequence[ArmRun],
         wanted: Sequence[ArmRun],
         results: Callable[[dict[str, Record]], Any],
-        say: Callable[[str], None],
-        costs: Costs | None = None,
     ) -> None:
         """Count the runs that are finished.
 
         Args:
+            study: how they are trained.
             runs: all whose results count.
             wanted: those to train.
             results: writes what the records say, and returns it.
-            say: prints one line.
-            costs: learns how long the finished runs took.
         """
         self.records = {run.title: record for run in runs if (record := run.finished())}
-        self._results, self._say, self._wanted = results, say, wanted
+        self._study, self._results, self._wanted = study, results, wanted
         self._written = 0  # how many records the last results had
         self._titles = {run.title: f"[{i}/{len(wanted)}] {run.title}" for i, run in enumerate(wanted, 1)}
-        costs = costs or Costs()
         for record in self.records.values():
-            costs.learn_record(record)
+            study.costs.learn_record(record)
 
     @property
     def missing(self) -> list[ArmRun]:
         """The runs that remain to be trained."""
         return [run for run in self._wanted if run.title not in self.records]
 
-    def train(self, runner: Runner, corpus: Any) -> Any:
+    def train(self) -> Any:
         """Train what is missing, after a line for each finished run, and return the results."""
         for run in self._wanted:
             if run.title in self.records:
                 self.begin(run)
                 run.drop_checkpoints()
         try:
-            runner(self.missing, self, corpus)
+            self._study.runner(self.missing, self, self._study.tokens)
         finally:
             final = self._results(self.records)
         return final
 
     def begin(self, run: ArmRun) -> None:
         """Prepare a run's directory just before it trains, and print what will happen."""
-        self._say(f"{self._titles[run.title]}: {run.prepare()}")
+        self._study.say(f"{self._titles[run.title]}: {run.prepare()}")
 
     def done(self, run: ArmRun, record: Record) -> None:
         """Keep the record of a finished run. Write the results if some more runs have finished since they were."""
@@ -221,11 +250,11 @@ class Tally:
         if _SPARSE * (finished - self._written) >= finished:
             self._results(self.records)
             self._written = finished
-        self._say(f"{self._titles[run.title]}: {summary(record)}")
+        self._study.say(f"{self._titles[run.title]}: {summary(record)}")
 
     def failed(self, run: ArmRun, reason: str) -> None:
         """Print why a run has no result."""
-        self._say(f"{self._titles[run.title]}: failed: {reason}")
+        self._study.say(f"{self._titles[run.title]}: failed: {reason}")
 
 
 def summary(record: Record) -> str:

@@ -73,38 +73,32 @@ def main(backend: str, tokens: str, run: str) -> int:
     channel = os.dup(1)
     os.dup2(2, 1)
     try:
-        return _train(backend, _read(tokens), _read(run), PipeProgress(channel))
+        from mxref_training.distributed.connect import connected, started_ranks
+
+        corpus, table = (json.loads(Path(path).read_text()) for path in (tokens, run))
+        with connected(started_ranks()) as ranks:
+            _train_run(backend, corpus, table, PipeProgress(channel), ranks)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except Exception as err:
-        from mxref.raised import raised_text
-
-        traceback.print_exc()
-        print(f"error: {raised_text(err)}", file=sys.stderr)
-        return EXIT_ERROR
+        return _failed(err)
+    return 0
 
 
-def _read(path: str) -> dict[str, Any]:
-    table: dict[str, Any] = json.loads(Path(path).read_text())
-    return table
-
-
-def _train(backend: str, tokens: dict[str, Any], table: dict[str, Any], progress: PipeProgress) -> int:
+def _failed(err: Exception) -> int:
+    """Print why a run has no result, and return the exit code."""
     from mxref.errors import MxrefError
-    from mxref_training.distributed.connect import connected, started_ranks
+    from mxref.raised import raised_text
     from mxref_training.interrupt import Interrupted
 
-    try:
-        with connected(started_ranks()) as ranks:
-            _train_run(backend, tokens, table, progress, ranks)
-    except Interrupted as err:
+    if isinstance(err, Interrupted):
         print(f"interrupted: {err}", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except MxrefError as err:
-        print(f"error: {err}", file=sys.stderr)
-        return EXIT_ERROR
-    return 0
+    if not isinstance(err, MxrefError):
+        traceback.print_exc()
+    print(f"error: {err if isinstance(err, MxrefError) else raised_text(err)}", file=sys.stderr)
+    return EXIT_ERROR
 
 
 def _train_run(
