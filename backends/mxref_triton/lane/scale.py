@@ -42,7 +42,11 @@ def scale_code(amax_bits, carry: tl.constexpr, top: tl.constexpr):
     From a top of 2 on, the largest code is 253.
     """
     code = tl.maximum(((amax_bits + carry) >> 23).to(tl.int32) - top, 0)
-    return tl.minimum(code, 254) if top < 1 else code
+    if top < 1:
+        code = tl.minimum(code, 254)
+        if carry == 1 << 23:  # the rule >=1 goes up at every mantissa, and zeros have none
+            code = tl.where(amax_bits == 0, 0, code)
+    return code
 
 
 @triton.jit
