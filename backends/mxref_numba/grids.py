@@ -1,4 +1,4 @@
-"""What kernels need of an element format, as numbers: all formats but E2M1 share the code that takes them.
+"""What kernels need of an element format, as numbers; vectors round to E2M1 by arithmetic of its own.
 
 Let p be the mantissa bits of the format. A code counts the steps of the grid, and a step is 2^-p of its binade, so
 the upper bits of a float32 are a code already, but for a shift and for the smallest binade, which is even.
@@ -18,10 +18,6 @@ FRACTION_BITS = 22
 """Bits of the fraction of a step that the roundings other than RNE look at."""
 MAGNITUDE_CODE = 0x7F
 """The bits of a code that are not its sign."""
-NAN_CODE = np.uint8(255)
-"""The E8M0 code of NaN."""
-INFINITY = np.int32(0x7F800000)
-"""The bits of Inf in float32; an amax from there on is not finite."""
 
 
 class Grid(NamedTuple):

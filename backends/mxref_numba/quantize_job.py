@@ -2,7 +2,7 @@
 
 `Result` holds the memory of what a quantization gives, and makes a `Job` for each matrix that its input consists of.
 A format that joins needs
-nothing here, unless its scale is no E8M0: what a scale rule asks of amax are the fields `round_up` to `max_exponent`.
+nothing here, unless its scale is no E8M0: what a scale rule asks of amax is in `scale.py`.
 
 Kernels get an address and two strides of an input, not an array: Numba compiles anew for every type, layout and
 mutability of an array, and knows no bfloat16.
@@ -24,11 +24,11 @@ from mxref.recipe import OperandSpec
 from mxref.steps.hadamard import Rotation, norm_factor
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
-from mxref.steps.scale import MANTISSA_MASK, bump_above
 from mxref_numba import buffers
 from mxref_numba.grids import FRACTION_BITS, grid_of, held_bits
 from mxref_numba.held_codes import stored
 from mxref_numba.kernels import address_of, written
+from mxref_numba.scale import ScaleNumbers, scale_numbers
 
 WIDTH = 256
 """Columns of a panel, and signs in memory: a multiple of every k and of every Hadamard size."""
@@ -122,11 +122,7 @@ class Job(NamedTuple):
     k: int = 32
     tile: int = 0
     """Whether k rows share their scales."""
-    round_up: np.int32 = np.int32(0)
-    """What carries into the exponent of amax exactly when the scale rule bumps it."""
-    zero_scale: np.int32 = np.int32(0)
-    max_exponent: np.int32 = np.int32(0)
-    """Of the element's largest binade."""
+    scale: ScaleNumbers = ScaleNumbers(np.int32(0), np.int32(0), np.int32(0))
     prescale: np.float32 = np.float32(1)
     rounding: int = 0
     integer: np.int32 = np.int32(0)
@@ -193,9 +189,7 @@ def _job_of(spec: OperandSpec) -> Job:
         transform=transform_of(None)[0],
         k=spec.format.k,
         tile=spec.block is BlockShape.TILE,
-        round_up=np.int32(MANTISSA_MASK - bump_above(spec.scale_rule, element)),
-        zero_scale=np.int32(spec.zero_scale),
-        max_exponent=np.int32(element.max_exponent),
+        scale=scale_numbers(spec),
         prescale=np.float32(element.prescale if spec.prescale else 1),
         rounding=rounding,
         integer=np.int32(integer),

@@ -23,16 +23,17 @@ at the end. The numbers of a `Tiling` may be changed: they are about registers, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
+from numba.core import types
 
 from mxref.formats import E2M1, E8M0
 from mxref_numba.path import KernelPath
-from mxref_numba.vector.lanes import I8, I16, I32, I64, Lanes, constant, load, named
-from mxref_numba.vector.target import AVX_VNNI, Target
+from mxref_numba.vector.lanes import I8, I16, I32, I64, Lanes, constant, load, named, vector_code
+from mxref_numba.vector.target import AVX_VNNI, Target, target_of
 
 LOWEST_SUM, HIGHEST_SUM = 130, 383
 """Sums of two scale codes for which 2^(eA + eB - 2) is a normal float32."""
@@ -248,24 +249,22 @@ def _pack(
         address = builder.add(address, pitch)
 
 
-def pack_left(tiling: Tiling, builder: ir.IRBuilder, arguments: Sequence[Any]) -> None:
-    """Pack one row of A, all arguments being int64.
+@vector_code(*(types.int64,) * 7)
+def pack_left(builder, codes, scales, blocks, record, row, found, found_pitch):
+    """Pack one row of A.
 
     Args:
-        tiling: the layout.
         builder: where the code goes.
-        arguments: in order:
-
-            - codes: address of the row's packed bytes.
-            - scales: address of the row's scale codes.
-            - blocks: how many, at least one.
-            - record: address of the first record of the panel.
-            - row: number of the row in its panel.
-            - found: address of three bytes, `found_pitch` apart: the lowest and the highest scale code in use, and
-              whether any block is NaN.
-            - found_pitch: bytes.
+        codes: address of the row's packed bytes.
+        scales: address of the row's scale codes.
+        blocks: how many, at least one.
+        record: address of the first record of the panel.
+        row: number of the row in its panel.
+        found: address of three bytes, `found_pitch` apart: the lowest and the highest scale code in use, and whether
+            any block is NaN.
+        found_pitch: bytes.
     """
-    codes, scales, blocks, record, row, found, found_pitch = arguments
+    tiling = tiling_of(target_of(builder))
     values = builder.add(record, builder.mul(row, I64(32)))
     words = after(builder, builder.add(record, builder.mul(row, I64(4))), tiling.left_scales)
     table = [twice + OFFSET for twice in TWICE]
@@ -304,25 +303,23 @@ def _groups(rows: list[Lanes]) -> list[Lanes]:
     return [within(half, side) for half in halves for side in sides]
 
 
-def pack_right(tiling: Tiling, builder: ir.IRBuilder, arguments: Sequence[Any]) -> None:
-    """Pack a vector's rows of B, all arguments being int64.
+@vector_code(*(types.int64,) * 9)
+def pack_right(builder, codes, code_pitch, scales, scale_pitch, last, blocks, record, found, found_pitch):
+    """Pack a vector's rows of B.
 
     Args:
-        tiling: the layout.
         builder: where the code goes.
-        arguments: in order:
-
-            - codes: address of the first row's packed bytes.
-            - code_pitch: bytes from row to row.
-            - scales: address of the first row's scale codes.
-            - scale_pitch: bytes from row to row.
-            - last: index of the last row that exists; rows after it repeat it.
-            - blocks: how many, at least one.
-            - record: address of the first record of the panel, plus 4 bytes for each row of the panel before these.
-            - found: address of three vectors of bytes, `found_pitch` apart, for what `pack_left` writes per row.
-            - found_pitch: bytes.
+        codes: address of the first row's packed bytes.
+        code_pitch: bytes from row to row.
+        scales: address of the first row's scale codes.
+        scale_pitch: bytes from row to row.
+        last: index of the last row that exists; rows after it repeat it.
+        blocks: how many, at least one.
+        record: address of the first record of the panel, plus 4 bytes for each row of the panel before these.
+        found: address of three vectors of bytes, `found_pitch` apart, for what `pack_left` writes per row.
+        found_pitch: bytes.
     """
-    codes, code_pitch, scales, scale_pitch, last, blocks, record, found, found_pitch = arguments
+    tiling = tiling_of(target_of(builder))
     lanes, dots = tiling.lanes, tiling.dots
     rows = [builder.select(builder.icmp_unsigned("<", I64(r), last), I64(r), last) for r in range(lanes)]
     code_rows, scale_rows = ([builder.mul(row, pitch) for row in rows] for pitch in (code_pitch, scale_pitch))

@@ -14,7 +14,7 @@ definition of `ordered` does. Where such a power is not a normal float32, float6
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -148,27 +148,24 @@ def _store_part(tiling: Tiling, values: list[Lanes], out: Any, pitch: Any, heigh
     builder.position_at_end(done)
 
 
-def multiply(tiling: Tiling, builder: ir.IRBuilder, arguments: Sequence[Any]) -> None:
-    """Write one tile of C; integers are int64.
+@vector_code(*(types.int64,) * 3, types.boolean, types.float32, *(types.int64,) * 4, types.boolean)
+def multiply(builder, left, right, blocks, fits, factor, out, pitch, height, width, narrow):
+    """Write one tile of C.
 
     Args:
-        tiling: the layout.
         builder: where the code goes.
-        arguments: in order:
-
-            - left: address of a panel of A.
-            - right: address of a panel of B.
-            - blocks: how many, at least one.
-            - fits: whether all sums of two scale codes are in LOWEST_SUM .. HIGHEST_SUM.
-            - factor: float32, by which the sums are multiplied at the end.
-            - out: address of the tile's first element.
-            - pitch: bytes from row to row of C.
-            - height: rows of C from there on; a tiling without masks stores all rows of the tile.
-            - width: columns of C from there on, likewise.
-            - narrow: whether C is bfloat16, not float32.
+        left: address of a panel of A.
+        right: address of a panel of B.
+        blocks: how many, at least one.
+        fits: whether all sums of two scale codes are in LOWEST_SUM .. HIGHEST_SUM.
+        factor: float32, by which the sums are multiplied at the end.
+        out: address of the tile's first element.
+        pitch: bytes from row to row of C.
+        height: rows of C from there on; a tiling without masks stores all rows of the tile.
+        width: columns of C from there on, likewise.
+        narrow: whether C is bfloat16, not float32.
     """
-    left, right, blocks, fits, factor, out, pitch, height, width, narrow = arguments
-    ways = []
+    tiling, ways = tiling_of(target_of(builder)), []
     with builder.if_else(fits) as branches:
         for branch, add in zip(branches, (_add_exactly, _add_any), strict=True):
             with branch:
@@ -188,21 +185,6 @@ def multiply(tiling: Tiling, builder: ir.IRBuilder, arguments: Sequence[Any]) ->
             store(tiling, [_bfloat16(result) for result in results], *place)
         with to_float32:
             store(tiling, results, *place)
-
-
-@vector_code(*(types.int64,) * 7)
-def _pack_left(builder, *arguments):
-    pack_left(tiling_of(target_of(builder)), builder, arguments)
-
-
-@vector_code(*(types.int64,) * 9)
-def _pack_right(builder, *arguments):
-    pack_right(tiling_of(target_of(builder)), builder, arguments)
-
-
-@vector_code(*(types.int64,) * 3, types.boolean, types.float32, *(types.int64,) * 4, types.boolean)
-def _multiply(builder, *arguments):
-    multiply(tiling_of(target_of(builder)), builder, arguments)
 
 
 @kernel
@@ -259,7 +241,7 @@ class _Product(NamedTuple):
     """Bytes of a panel of A."""
     right_size: int
     masks: int
-    """Whether a part of a tile can be written; if not, tiles at the edges of C go through memory."""
+    """Whether a part of a tile can be written; if not, tiles at the edges of C go through memory of their own."""
 
 
 @VectorNative
@@ -273,12 +255,12 @@ def _pack(address, begin, end, room):
             row = min(first, rows - 1)  # rows beyond the last repeat it
             codes, scales = job.codes + row * job.code_pitch, job.scales + row * job.scale_pitch
             if job.is_right:
-                _pack_right(
+                pack_right(
                     codes, job.code_pitch, scales, job.scale_pitch, rows - 1 - row, blocks, record + r * 4,
                     found + first, padded,
                 )  # fmt: skip
             else:
-                _pack_left(codes, scales, blocks, record, r, found + first, padded)
+                pack_left(codes, scales, blocks, record, r, found + first, padded)
 
 
 @VectorNative
@@ -303,7 +285,7 @@ def _multiply_groups(address, begin, end, spare):
             fits = low + right_low >= LOWEST_SUM and high + right_high <= HIGHEST_SUM
             target, height, wide = job.out + row * pitch + column * item, m - row, n - column
             part = not job.masks and (height < tile_rows or wide < tile_columns)
-            _multiply(
+            multiply(
                 job.left + a * job.left_size, job.right + b * job.right_size, job.blocks, fits, job.factor,
                 spare if part else target, short if part else pitch, height, wide, item == 2,
             )  # fmt: skip

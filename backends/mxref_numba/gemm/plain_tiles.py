@@ -34,9 +34,7 @@ from numpy.typing import NDArray
 
 from mxref.formats import CANONICAL_NAN, E8M0, BlockFormat, ElementFormat
 from mxref.mxarray import MXArray
-from mxref_numba import buffers
-from mxref_numba.grids import NAN_CODE, decoded, held_bits
-from mxref_numba.held_codes import code_rows
+from mxref_numba.gemm.plain_operands import DecodedOperand, decoded_operand, integers_of
 from mxref_numba.kernels import (
     Native,
     address_of,
@@ -44,33 +42,29 @@ from mxref_numba.kernels import (
     bytes_at,
     doubles_at,
     fields_at,
-    float_of,
     floats_at,
     halves_at,
     kernel,
     unsigned_at,
-    unsigned_numbers_at,
 )
+from mxref_numba.scale import scale_of
 from mxref_numba.threads import run
 
 _K = 32
-_TURNED_ROWS = 64
-_ROOM = 4 * _TURNED_ROWS * _K
-"""Bytes of a worker that decodes rows to turn them."""
 _SPAN = 53 - 5
 """Bits that the magnitudes of two blocks may span together in a dot of 32 products in float64."""
 _HALF = 16
 """Bits of an element, in units of its format, that the integers of `_split_sum` take apart."""
-_NEUTRAL, _NAN = np.uint8(E8M0.bias), np.uint32(CANONICAL_NAN)
+_NAN = np.uint32(CANONICAL_NAN)
 
 
 class _Tiling(NamedTuple):
-    """A tile of C, and where a worker's scratch has what it is computed from."""
+    """A tile of C, and where the memory of a share has what it is computed from."""
 
     rows: int
     columns: int
     pitch: int
-    """Elements from row to row of scratch: rows a power of two apart would compete for the same cache sets."""
+    """Elements from row to row of that memory: rows a power of two apart would compete for the same cache sets."""
     products_per_element: int
     """Multiplications that take as long as quantizing an element, roughly."""
     a: int
@@ -93,134 +87,8 @@ def _tiling(rows: int, columns: int, pitch: int, item: int, products_per_element
     return _Tiling(rows, columns, pitch, products_per_element, *accumulate(sizes, initial=0))
 
 
-# Scratch starts at a cache line; elsewhere a product takes up to half as long again.
+# This memory starts at a cache line; elsewhere a product takes up to half as long again.
 _NARROW, _WIDE = _tiling(128, 256, 272, 4, 32), _tiling(64, 128, 136, 8, 16)
-
-
-# ---- operands ----
-
-
-class DecodedOperand(NamedTuple):
-    """An operand of at least one row and one block, decoded."""
-
-    values: NDArray[np.float32]
-    """Element values [rows, K]; [K, rows] for the right side, so that inner loops run along rows of C."""
-    found: NDArray[np.uint8]
-    """What is known of blocks, [2, K / 32, rows]: the bits from the lowest to the highest that their finite
-    magnitudes have; and their scale codes, 127 (2^0) for those of NaN and of blocks that add nothing."""
-
-
-@cache
-def _integers(element: ElementFormat) -> NDArray[np.uint64]:
-    """Return the magnitudes of held codes in units of the smallest one, uint64; 0 for NaN and Inf."""
-    magnitudes = np.abs(decoded(element).astype(np.float64))
-    units = np.ldexp(np.where(np.isfinite(magnitudes), magnitudes, 0), -element.unit_exponent)
-    integers = units.astype(np.uint64)
-    integers.flags.writeable = False
-    return integers
-
-
-@cache
-def _table(element: ElementFormat) -> NDArray[np.float32]:
-    """Return the values of a byte of held codes: float32 [256], or of its two codes of four bits [512]."""
-    values = decoded(element)
-    if held_bits(element) == 8:
-        return values
-    byte = np.arange(256)
-    return np.stack([values[byte & 15], values[byte >> 4]], axis=-1).reshape(-1)
-
-
-@kernel
-def _bit_span(seen):
-    """Return the bits from the lowest set one to the highest set one: 0 for none."""
-    if seen == np.uint64(0):
-        return np.uint8(0)
-    span = 0
-    while seen & np.uint64(1) == np.uint64(0):
-        seen = np.uint64(seen >> np.uint64(1))
-    while seen:
-        seen = np.uint64(seen >> np.uint64(1))
-        span += 1
-    return np.uint8(span)
-
-
-@kernel(inline="always")
-def _decode_block(codes, bits, table, integers, values):
-    seen = np.uint64(0)
-    if bits == 8:
-        for i in range(np.uint64(_K)):
-            values[i] = table[codes[i]]
-            seen = np.uint64(seen | integers[codes[i]])
-    else:
-        pairs, both = table.view(np.uint64), values.view(np.uint64)
-        for i in range(np.uint64(_K // 2)):
-            both[i] = pairs[codes[i]]
-            seen = np.uint64(seen | codes[i])
-        # A code of four bits spans few bits, whatever it is.
-        return np.uint8(4) if seen & np.uint64(0x77) else np.uint8(0)
-    return _bit_span(seen)
-
-
-class _Decoding(NamedTuple):
-    """The decoding of an operand; places in memory are addresses."""
-
-    codes: int
-    scales: int
-    rows: int
-    blocks: int
-    bits: int
-    """Of a held code."""
-    turn: int
-    table: int
-    integers: int
-    values: int
-    found: int
-
-
-@Native
-def _decode(address, begin, end, room):
-    job = fields_at(address, _Decoding)
-    rows, blocks, bits, turn = job.rows, job.blocks, job.bits, job.turn
-    size = _K * bits // 8
-    codes = carray(bytes_at(job.codes), (rows, blocks * size))
-    scales = carray(bytes_at(job.scales), (rows, blocks))
-    table, integers = carray(floats_at(job.table), (512,)), carray(unsigned_numbers_at(job.integers), (256,))
-    by_row = carray(floats_at(job.values), (rows, blocks * _K))
-    by_column = carray(floats_at(job.values), (blocks * _K, rows))
-    spans = carray(bytes_at(job.found), (blocks, rows))
-    live = carray(bytes_at(job.found + blocks * rows), (blocks, rows))
-    turned = carray(floats_at(room), (_TURNED_ROWS, _K))
-    for first in range(begin, end, _TURNED_ROWS):
-        count = min(_TURNED_ROWS, end - first)
-        for b in range(blocks):
-            for r in range(count):
-                block = codes[first + r, b * size : (b + 1) * size]
-                target = turned[r] if turn else by_row[first + r, b * _K : (b + 1) * _K]
-                span, scale = _decode_block(block, bits, table, integers, target), scales[first + r, b]
-                spans[b, first + r] = span
-                live[b, first + r] = scale if span and scale != NAN_CODE else _NEUTRAL
-            if turn:
-                top, left = np.uint64(b * _K), np.uint64(first)
-                for i in range(np.uint64(_K)):
-                    for r in range(np.uint64(count)):
-                        by_column[top + i, left + r] = turned[r, i]
-
-
-def decoded_operand(q: MXArray, *, turn: bool) -> DecodedOperand:
-    """Return an operand of at least one row and one block, decoded for the right side of the product if `turn`."""
-    codes, scales = code_rows(q)
-    rows, blocks = scales.shape
-    values = buffers.empty((q.length, rows) if turn else (rows, q.length), np.float32)
-    found = np.empty((2, blocks, rows), np.uint8)
-    element = q.format.element
-    table, integers = _table(element), _integers(element)
-    job = _Decoding(
-        codes=address_of(codes), scales=address_of(scales), rows=rows, blocks=blocks, bits=held_bits(element),
-        turn=turn, table=address_of(table), integers=address_of(integers), values=address_of(values),
-        found=address_of(found),
-    )  # fmt: skip
-    run(_decode, job, rows, rows * q.length, room=_ROOM)
-    return DecodedOperand(values, found)
 
 
 # ---- dots and sums ----
@@ -243,12 +111,6 @@ def _fill_dots(a, b, r, width, dots):
             dots[1, c] = dots[1, c] + (a10 * b0 + a11 * b1 + a12 * b2 + a13 * b3)
             dots[2, c] = dots[2, c] + (a20 * b0 + a21 * b1 + a22 * b2 + a23 * b3)
             dots[3, c] = dots[3, c] + (a30 * b0 + a31 * b1 + a32 * b2 + a33 * b3)
-
-
-@kernel
-def _narrow_power(code):
-    """Return 2^(code - 127), float32; at code 0 it is subnormal."""
-    return float_of(np.uint32(code) << np.uint32(23)) if code else float_of(1 << 22)
 
 
 @kernel
@@ -347,7 +209,7 @@ class _Pair(NamedTuple):
 @cache
 def _pair(a: ElementFormat, b: ElementFormat) -> _Pair:
     unit = a.unit_exponent + b.unit_exponent
-    bits = 5 + sum(int(_integers(each).max()).bit_length() for each in (a, b))
+    bits = 5 + sum(int(integers_of(each).max()).bit_length() for each in (a, b))
     # A dot is a multiple of 2^unit below 2^(unit + bits); what float32 holds, of 2^-149 and below 2^128.
     lowest = 2 * E8M0.bias - 149 - unit
     highest = 2 * E8M0.bias + 128 - unit - bits if bits <= 24 else lowest - 1
@@ -453,7 +315,7 @@ def _multiplier(tiling: _Tiling, elements_at: Any, power_of: Any, add: Any) -> A
     return multiply
 
 
-_multiply_narrow = _multiplier(_NARROW, floats_at, _narrow_power, _add_narrow)
+_multiply_narrow = _multiplier(_NARROW, floats_at, scale_of, _add_narrow)
 _multiply_wide = _multiplier(_WIDE, doubles_at, _wide_power, _add_wide)
 
 

@@ -20,6 +20,7 @@ from mxref.mxarray import MXArray, PreparedArray
 from mxref.recipe import GemmProfile
 from mxref_numba import buffers
 from mxref_numba.gemm import packed_tiles, plain_tiles
+from mxref_numba.gemm.plain_operands import DecodedOperand, decoded_operand
 from mxref_numba.path import KernelPath
 from mxref_numba.scalar.decoder import dequantize
 from mxref_numba.vector.target import TARGETS
@@ -83,7 +84,7 @@ def scaled_gemm(
         if way == "values":
             _multiply_values(_values(a), layout[0], factor, out)
         else:
-            plain_tiles.multiply(a, plain_tiles.DecodedOperand(*layout), b.format, factor, out)
+            plain_tiles.multiply(a, DecodedOperand(*layout), b.format, factor, out)
         spoiled_a, spoiled_b = (np.asarray(q.scales) == E8M0.nan_code for q in (a, b))
     bits, nan = out.view(f"u{out.itemsize}"), CANONICAL_NAN >> (32 - 8 * out.itemsize)
     if spoiled_a.any():
@@ -101,7 +102,7 @@ def prepare(q: MXArray, profile: GemmProfile, path: KernelPath) -> tuple[NDArray
 def _layout(q: MXArray, way: _Way, path: KernelPath) -> tuple[NDArray[Any], ...]:
     if way == "packed":
         return (packed_tiles.packed(TARGETS[path], q, is_right=True),)
-    return (_values(q),) if way == "values" else tuple(plain_tiles.decoded_operand(q, turn=True))
+    return (_values(q),) if way == "values" else tuple(decoded_operand(q, turn=True))
 
 
 def _check_bounded(name: str, q: MXArray) -> None:

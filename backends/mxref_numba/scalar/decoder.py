@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mxref.formats import CANONICAL_NAN
 from mxref.mxarray import MXArray
-from mxref_numba.grids import NAN_CODE, decoded, held_bits
+from mxref_numba.grids import decoded, held_bits
 from mxref_numba.held_codes import code_rows
 from mxref_numba.kernels import (
     Native,
@@ -28,6 +28,7 @@ from mxref_numba.kernels import (
     kernel,
     unsigned_at,
 )
+from mxref_numba.scale import NAN_CODE, scale_of
 from mxref_numba.threads import run
 
 _NAN_BITS = np.uint32(CANONICAL_NAN)
@@ -84,7 +85,7 @@ def _decode_byte_row(codes, scales, k, length, drop, table, out):
     half = np.uint32(np.uint32(np.uint32(1) << shift) >> np.uint32(1))
     for b in range(-(-length // k)):
         start, code = np.uint64(b * k), np.int64(scales[b])
-        scale = float_of(code << 23) if code else float_of(1 << 22)
+        scale = scale_of(code)
         for j in range(np.uint64(min(k, length - b * k))):
             value = table[codes[start + j]] * scale
             bits = np.uint32(bits_of(value))

@@ -3,11 +3,9 @@
 This is the path of any CPU and, where a format joins, the first that has it: k, the element and the scale rule are
 fields of a `Job` here. Its operations are those of the reference: change their order, never what they give.
 
-The grid position of a magnitude v of E2M1 in [0, 8), code plus fraction, is min(2v, v + 2, v / 2 + 4): three
-lines, each exact on its binades. RNE rounds each line by adding 1.5 * 2^23 (the offsets are even, so ties
-go to even codes). The other modes take the position in fixed point with 22 bits, rounded down, which is
-all that SR with up to 22 bits looks at; RTZ and RNA are then SR with the constants 0 and one half. Any other element is
-rounded by the numbers of its `Grid`. Kernels of one rounding take the same arguments; E2M1 needs no grid.
+Magnitudes are rounded by the numbers of the element's `Grid`. RNE is one addition, which rounds to the steps of a
+binade. The other modes take the position on the grid in fixed point with 22 bits, rounded down, which is all that SR
+with up to 22 bits looks at; RTZ and RNA are then SR with the constants 0 and one half.
 """
 
 # Kernels have no annotations: Numba infers their types.
@@ -23,7 +21,7 @@ from numba import carray  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
 from mxref.plan import QuantPlan
-from mxref_numba.grids import FRACTION_BITS, INFINITY, MAGNITUDE_CODE, NAN_CODE, Grid
+from mxref_numba.grids import FRACTION_BITS, MAGNITUDE_CODE, Grid
 from mxref_numba.kernels import (
     Native,
     bits_of,
@@ -39,6 +37,7 @@ from mxref_numba.kernels import (
 )
 from mxref_numba.quantize_job import CONSTANT, EVEN, WIDTH, Job, Result
 from mxref_numba.scalar.panels import HEIGHT, PANEL_BYTES, load_panel, panel_count, transform_row
+from mxref_numba.scale import INFINITY, NAN_CODE, code_of_amax, inverse_scale
 from mxref_numba.threads import run
 
 _SMALLEST_K = 32
@@ -58,7 +57,7 @@ _PANEL, _AMAX, _CODES, _RANDOM, _WORDS, _SCRATCH = accumulate(_SIZES.values(), i
 """Where a worker's scratch has elements; largest magnitudes of blocks; codes, random integers and words of a row."""
 
 
-# ---- scales ----
+# ---- the largest magnitude ----
 
 
 @kernel
@@ -69,23 +68,6 @@ def _block_amax(bits, start, k):
     for j in range(np.uint64(k)):
         top = max(top, np.int32(bits[base + j] & _MAGNITUDE))
     return top
-
-
-@kernel
-def _code_of_amax(amax, round_up, max_exponent):
-    """Return the E8M0 code of a block from its finite amax bits, int32 0 to 254.
-
-    `round_up` carries exactly when the scale rule bumps, and `max_exponent` is that of the element's largest binade.
-    """
-    # Float32 and E8M0 have the same bias.
-    code = np.int32(np.int32(np.int32(amax + round_up) >> np.int32(23)) - max_exponent)
-    return min(max(code, np.int32(0)), np.int32(254))
-
-
-@kernel
-def _inverse_scale(code):
-    """Return 2^-e of an E8M0 code of at most 254, float32, exact: at code 254 it is subnormal."""
-    return float_of(max(np.int32(np.int32(np.int32(254) - code) << np.int32(23)), np.int32(1 << 22)))
 
 
 @kernel
@@ -153,36 +135,11 @@ def _random_integers(first, groups, per_call, table, mask, words, out):
 
 # ---- rounding ----
 
-_ROUNDER = np.float32(1.5 * 2**23)
-_ROUNDER_BITS = np.int32(0x4B400000)
-_POSITION_UNITS = np.float32(2.0 ** (FRACTION_BITS + 1))
-_TWO = np.int32(2 << FRACTION_BITS)
-_FOUR = np.int32(4 << FRACTION_BITS)
-_TOP_CODE = np.int32(7)
 _EXPONENT_FIELD, _CODE = np.int32(0x7F800000), np.int32(MAGNITUDE_CODE)
 
 
 @kernel
 def _round_even(v, grid):
-    """Return the code of a magnitude v in [0, 8), float32, under RNE: int32."""
-    first = bits_of(v + v + _ROUNDER)
-    second = np.int32(bits_of(v + _ROUNDER) + np.int32(2))
-    third = np.int32(bits_of(v * np.float32(0.5) + _ROUNDER) + np.int32(4))
-    return min(np.int32(min(first, min(second, third)) - _ROUNDER_BITS), _TOP_CODE)
-
-
-@kernel
-def _round_by(v, random, grid):
-    """Return the code of v in [0, 8): rounded up if the fraction, in units of 2^-22, plus `random` carries."""
-    line = np.int32(v * _POSITION_UNITS)
-    second = np.int32((line >> np.int32(1)) + _TWO)
-    third = np.int32((line >> np.int32(2)) + _FOUR)
-    position = np.int32(min(line, min(second, third)) + random)
-    return min(np.int32(position >> _FRACTION), _TOP_CODE)
-
-
-@kernel
-def _round_even_byte(v, grid):
     """Return the code of a finite magnitude, float32, under RNE to a `Grid`: int32."""
     held = min(v, grid.top)
     binade = max(np.int32(bits_of(held) & _EXPONENT_FIELD), grid.smallest_normal)
@@ -192,7 +149,7 @@ def _round_even_byte(v, grid):
 
 
 @kernel
-def _round_byte_by(v, random, grid):
+def _round_by(v, random, grid):
     """Return the code of such a magnitude: rounded up if the fraction, in units of 2^-22, plus `random` carries."""
     held = min(v, grid.top)
     smallest = grid.smallest_normal
@@ -202,38 +159,28 @@ def _round_byte_by(v, random, grid):
     return np.int32(np.int32(np.int32(line + above) + random) >> _FRACTION)
 
 
-def _even_encoder(rounded: Any, sign: int) -> Any:
-    """Return a kernel that encodes a block under RNE, with the sign at a bit of the code."""
-    from_top, mask = np.int32(31 - sign), np.int32(1 << sign)
-
-    @kernel(inline="always")
-    def encode(row, bits, start, k, factor, prescale, grid, codes):
-        base = np.uint64(start)
-        for i in range(np.uint64(k)):
-            j = base + i
-            code = rounded(abs(row[j]) * factor * prescale, grid)
-            codes[j] = np.uint8(code | np.int32(np.int32(bits[j] >> from_top) & mask))
-
-    return encode
+@kernel
+def _sign(bits, width):
+    """Return the sign of a float32 at the top of a code."""
+    return np.int32(np.int32(bits >> np.int32(32 - width)) & np.int32(np.int32(1) << np.int32(width - 1)))
 
 
-def _encoder(rounded: Any, sign: int) -> Any:
-    """Return the same for a rounding that adds integers."""
-    from_top, mask = np.int32(31 - sign), np.int32(1 << sign)
-
-    @kernel(inline="always")
-    def encode(row, bits, start, k, factor, prescale, random, grid, codes):
-        base = np.uint64(start)
-        for i in range(np.uint64(k)):
-            j = base + i
-            code = rounded(abs(row[j]) * factor * prescale, random[j], grid)
-            codes[j] = np.uint8(code | np.int32(np.int32(bits[j] >> from_top) & mask))
-
-    return encode
+@kernel(inline="always")
+def _encode_even(row, bits, start, k, factor, job, grid, codes):
+    base = np.uint64(start)
+    for i in range(np.uint64(k)):
+        j = base + i
+        code = _round_even(abs(row[j]) * factor * job.prescale, grid)
+        codes[j] = np.uint8(code | _sign(bits[j], job.bits))
 
 
-_encode_even, _encode_bytes_even = _even_encoder(_round_even, 3), _even_encoder(_round_even_byte, 7)
-_encode_by, _encode_bytes_by = _encoder(_round_by, 3), _encoder(_round_byte_by, 7)
+@kernel(inline="always")
+def _encode_by(row, bits, start, k, factor, job, random, grid, codes):
+    base = np.uint64(start)
+    for i in range(np.uint64(k)):
+        j = base + i
+        code = _round_by(abs(row[j]) * factor * job.prescale, random[j], grid)
+        codes[j] = np.uint8(code | _sign(bits[j], job.bits))
 
 
 # ---- the pass ----
@@ -241,25 +188,21 @@ _encode_by, _encode_bytes_by = _encoder(_round_by, 3), _encoder(_round_byte_by, 
 
 @kernel(inline="always")  # a call would pass every field of the job, for each row
 def _encode_row(row, bits, width, amax, job, grid, random, codes, packed, scales):
-    k, prescale, is_e2m1, is_even = job.k, job.prescale, job.bits == 4, job.rounding == EVEN
+    k = job.k
     for b in range(width // k):
         top = amax[b]
         if top >= INFINITY:
             scales[b] = NAN_CODE
             codes[b * k : (b + 1) * k] = 0
             continue
-        code = _code_of_amax(top, job.round_up, job.max_exponent)
-        scales[b] = np.uint8(job.zero_scale) if top == 0 else np.uint8(code)
-        factor = _inverse_scale(code)
-        if is_even and is_e2m1:
-            _encode_even(row, bits, b * k, k, factor, prescale, grid, codes)
-        elif is_e2m1:
-            _encode_by(row, bits, b * k, k, factor, prescale, random, grid, codes)
-        elif is_even:
-            _encode_bytes_even(row, bits, b * k, k, factor, prescale, grid, codes)
+        code = code_of_amax(top, job.scale)
+        scales[b] = np.uint8(job.scale.zero_scale) if top == 0 else np.uint8(code)
+        factor = inverse_scale(code)
+        if job.rounding == EVEN:
+            _encode_even(row, bits, b * k, k, factor, job, grid, codes)
         else:
-            _encode_bytes_by(row, bits, b * k, k, factor, prescale, random, grid, codes)
-    if not is_e2m1:
+            _encode_by(row, bits, b * k, k, factor, job, random, grid, codes)
+    if job.bits == 8:
         for i in range(np.uint64(width)):
             packed[i] = codes[i]
         return

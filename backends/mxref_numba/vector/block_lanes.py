@@ -1,4 +1,6 @@
-"""What a step of quantization computes, on lanes: the scales of its blocks, random integers, and codes of magnitudes.
+"""What a step of quantization computes, on lanes: the amax of its blocks, random integers, and codes of magnitudes.
+
+The scales of amax are in `scale.py`.
 
 Each is the integer operations of the reference on vectors. Their order may be changed, not their results.
 
@@ -21,14 +23,10 @@ from typing import Any
 
 from llvmlite import ir
 
-from mxref_numba.grids import FRACTION_BITS, INFINITY, NAN_CODE, Grid
+from mxref_numba.grids import FRACTION_BITS, Grid
 from mxref_numba.kernels import FIELD
-from mxref_numba.vector.lanes import F32, I8, I16, I32, I64, Lanes, broadcast, constant, splat
+from mxref_numba.vector.lanes import F32, I16, I32, I64, Lanes, broadcast, constant, splat
 from mxref_numba.vector.target import lanes_of
-
-_LARGEST_CODE = 254
-_SMALLEST_INVERSE = 1 << 22
-"""Bits of 2^-127, which is subnormal."""
 
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _ROUNDS = 10
@@ -42,7 +40,7 @@ _FROM_FOUR = 2.0**23
 _EXPONENT_FIELD = 0x7F800000
 
 
-# ---- scales ----
+# ---- the largest magnitude ----
 
 
 def largest(halves: Sequence[Lanes]) -> Lanes:
@@ -74,37 +72,6 @@ def _larger_of(low: list[int], high: list[int], a: Lanes, b: Lanes) -> Lanes:
 
 def _pairs_of(vectors: Sequence[Lanes], join: Callable[[Lanes, Lanes], Lanes]) -> list[Lanes]:
     return [join(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
-
-
-def scale_codes(
-    amax: Lanes, round_up: Any, zero_scale: Any, max_exponent: Any, *, to_the_end: bool
-) -> tuple[Lanes, Lanes, Lanes]:
-    """Return E8M0 codes with all policies applied, 2^-e as float32, and which blocks are finite.
-
-    Args:
-        amax: magnitude bits.
-        round_up: int32; what carries into the exponent exactly when the scale rule bumps it.
-        zero_scale: int32; code of a block of zeros.
-        max_exponent: int32; exponent of the element's largest binade.
-        to_the_end: whether an element's largest binade may be so low that codes reach the last one, 254. The code of
-            E2M1 never does, and would lose 4 % of its speed to the two steps that hold it there.
-    """
-    builder, count = amax.builder, amax.count
-    # Float32 and E8M0 have the same bias.
-    exponent, top = (amax + splat(builder, round_up, count)) >> 23, splat(builder, max_exponent, count)
-    code = exponent.call("umax", top) - top
-    code = code.call("umin", _LARGEST_CODE) if to_the_end else code
-    inverse = ((code ^ 0xFF) - 1) << 23
-    inverse = inverse.call("umax", _SMALLEST_INVERSE) if to_the_end else inverse
-    finite = amax.compare("<", int(INFINITY))
-    stored = amax.compare("==", 0).choose(splat(builder, zero_scale, count), code)
-    stored = finite.choose(stored, splat(builder, ir.Constant(I32, int(NAN_CODE)), count))
-    return stored, inverse.cast(F32), finite
-
-
-def store_codes(codes: Lanes, address: Any) -> None:
-    """Store the scale codes that `scale_codes` gives for groups of four lanes, as bytes."""
-    codes.cast(I8).pick([16 * block for block in range(codes.count // 4)]).store(address)
 
 
 # ---- random integers ----

@@ -23,7 +23,8 @@ from numba.core import types
 
 from mxref_numba.kernels import fields_at, numbers_at, words_at
 from mxref_numba.quantize_job import FLOAT32
-from mxref_numba.vector.block_lanes import TOP_VALUE, round_even, scale_codes
+from mxref_numba.scale import scale_codes
+from mxref_numba.vector.block_lanes import TOP_VALUE, round_even
 from mxref_numba.vector.flows import COLUMN_LINES, VectorJob
 from mxref_numba.vector.lanes import (
     F32,
@@ -137,9 +138,7 @@ def encode_columns(address, row, height, column, width, room, scratch):
         job.layout, job.transform, job.codes, job.scales, job.length
     )  # fmt: skip
     row_step, column_step = layout.row_step, layout.column_step
-    round_up, zero_scale, prescale, max_exponent = (
-        job.round_up, job.zero_scale, job.prescale, job.max_exponent
-    )  # fmt: skip
+    (round_up, zero_scale, max_exponent), prescale = job.scale, job.prescale
     # A power of two between lines would make them compete for cache sets.
     lanes, pitch, ahead = step_length() // 8, 4 * height + 64, height * row_step
     words = room + pitch * _BLOCK

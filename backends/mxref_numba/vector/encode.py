@@ -30,6 +30,7 @@ from numba.extending import intrinsic
 
 from mxref_numba.kernels import fields_at, kernel, numbers_at
 from mxref_numba.quantize_job import CONSTANT, EVEN, RANDOM_16, RANDOM_32
+from mxref_numba.scale import scale_codes, store_codes
 from mxref_numba.vector.block_lanes import (
     TOP_VALUE,
     GridLanes,
@@ -37,8 +38,6 @@ from mxref_numba.vector.block_lanes import (
     random_vectors,
     round_by,
     round_even,
-    scale_codes,
-    store_codes,
 )
 from mxref_numba.vector.flows import VectorJob, asked_ahead
 from mxref_numba.vector.lanes import (
@@ -262,7 +261,7 @@ def _encoder(item: int, per_group: int, scales: Any, codes: Any, bits: int) -> A
 
     @kernel(inline="always")
     def encode(source, steps, ahead, floor, floor_step, packed, stored, group, job, room):
-        round_up, zero_scale, prescale, top = job.round_up, job.zero_scale, job.prescale, job.max_exponent
+        (round_up, zero_scale, top), prescale = job.scale, job.prescale
         grid, key, integer = job.grid, job.key, job.integer
         step = step_length()
         size, width, blocks, groups = item * step, step * bits // 8, step // 32, step // per_group

@@ -1,0 +1,112 @@
+"""The shared scale of a block on every path: the scale rule, as one addition to the bits of amax.
+
+Float32 and E8M0 have the same bias, so the exponent field of amax, less the exponent of the element's largest binade,
+is the scale code of the rule `floor`. Every other rule counts some amax as if they were one binade higher:
+`mxref.steps.scale.bump_above` has the last mantissa that is not. `round_up` is the number that carries from any larger
+mantissa into the exponent, and from no other:
+
+    code = ((bits of amax + round_up) >> 23) - max_exponent, from 0 to 254
+
+A block of zeros has the code `zero_scale`, one with NaN or Inf the code of NaN. `code_of_amax` says this in plain
+Numba, `scale_codes` on the lanes of vectors.
+"""
+
+# Kernels and emitters have no annotations: Numba infers the types of the former, llvmlite has none.
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+
+from mxref.formats import E8M0, BlockFormat
+from mxref.recipe import OperandSpec
+from mxref.steps.scale import MANTISSA_MASK, bump_above
+from mxref_numba.kernels import float_of, kernel
+from mxref_numba.vector.lanes import F32, I8, I32, Lanes, splat
+
+NAN_CODE = np.uint8(E8M0.nan_code)
+INFINITY = np.int32(0x7F800000)
+"""The bits of Inf in float32; an amax from there on is not finite."""
+_LARGEST_CODE = np.int32(254)
+_SMALLEST = np.int32(1 << 22)
+"""Bits of 2^-127, which is subnormal."""
+
+
+class ScaleNumbers(NamedTuple):
+    """What a treatment asks of amax."""
+
+    round_up: np.int32
+    """What carries into the exponent of amax exactly when the scale rule bumps it."""
+    zero_scale: np.int32
+    """Code of a block of zeros."""
+    max_exponent: np.int32
+    """Of the element's largest binade."""
+
+
+def scale_numbers(spec: OperandSpec) -> ScaleNumbers:
+    """Return what a treatment asks of amax."""
+    assert isinstance(spec.format, BlockFormat)  # checked when the plan was made
+    element = spec.format.element
+    return ScaleNumbers(
+        round_up=np.int32(MANTISSA_MASK - bump_above(spec.scale_rule, element)),
+        zero_scale=np.int32(spec.zero_scale),
+        max_exponent=np.int32(element.max_exponent),
+    )
+
+
+# ---- plain Numba ----
+
+
+@kernel
+def code_of_amax(amax, numbers):
+    """Return the E8M0 code of a block from its finite amax bits, int32 0 to 254."""
+    code = np.int32(np.int32(np.int32(amax + numbers.round_up) >> np.int32(23)) - numbers.max_exponent)
+    return min(max(code, np.int32(0)), _LARGEST_CODE)
+
+
+@kernel
+def inverse_scale(code):
+    """Return 2^-e of an E8M0 code of at most 254, float32, exact: at code 254 it is subnormal."""
+    return float_of(max(np.int32(np.int32(_LARGEST_CODE - code) << np.int32(23)), _SMALLEST))
+
+
+@kernel
+def scale_of(code):
+    """Return 2^e of an E8M0 code of at most 254, float32: at code 0 it is subnormal."""
+    return float_of(np.uint32(code) << np.uint32(23)) if code else float_of(_SMALLEST)
+
+
+# ---- lanes of vectors ----
+
+
+def scale_codes(
+    amax: Lanes, round_up: Any, zero_scale: Any, max_exponent: Any, *, to_the_end: bool
+) -> tuple[Lanes, Lanes, Lanes]:
+    """Return E8M0 codes with all policies applied, 2^-e as float32, and which blocks are finite.
+
+    Args:
+        amax: magnitude bits.
+        round_up: int32; what carries into the exponent exactly when the scale rule bumps it.
+        zero_scale: int32; code of a block of zeros.
+        max_exponent: int32; exponent of the element's largest binade.
+        to_the_end: whether an element's largest binade may be so low that codes reach the last one, 254. The code of
+            E2M1 never does, and would lose 4 % of its speed to the two steps that hold it there.
+    """
+    builder, count = amax.builder, amax.count
+    exponent, top = (amax + splat(builder, round_up, count)) >> 23, splat(builder, max_exponent, count)
+    code = exponent.call("umax", top) - top
+    code = code.call("umin", int(_LARGEST_CODE)) if to_the_end else code
+    inverse = ((code ^ 0xFF) - 1) << 23
+    inverse = inverse.call("umax", int(_SMALLEST)) if to_the_end else inverse
+    finite = amax.compare("<", int(INFINITY))
+    stored = amax.compare("==", 0).choose(splat(builder, zero_scale, count), code)
+    stored = finite.choose(stored, splat(builder, ir.Constant(I32, int(NAN_CODE)), count))
+    return stored, inverse.cast(F32), finite
+
+
+def store_codes(codes: Lanes, address: Any) -> None:
+    """Store the scale codes that `scale_codes` gives for groups of four lanes, as bytes."""
+    codes.cast(I8).pick([16 * block for block in range(codes.count // 4)]).store(address)
