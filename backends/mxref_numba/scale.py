@@ -25,7 +25,7 @@ from mxref.formats import E8M0, BlockFormat
 from mxref.recipe import OperandSpec
 from mxref.steps.scale import MANTISSA_MASK, bump_above
 from mxref_numba.kernels import float_of, kernel
-from mxref_numba.vector.lanes import F32, I8, I32, Lanes, splat
+from mxref_numba.lanes import F32, I8, I32, Lanes, splat
 
 NAN_CODE = np.uint8(E8M0.nan_code)
 INFINITY = np.int32(0x7F800000)

@@ -31,8 +31,8 @@ from llvmlite import ir
 from numba.core import types
 
 from mxref.formats import E2M1, E8M0
+from mxref_numba.lanes import I8, I16, I32, I64, Lanes, constant, load, named, vector_code
 from mxref_numba.path import KernelPath
-from mxref_numba.vector.lanes import I8, I16, I32, I64, Lanes, constant, load, named, vector_code
 from mxref_numba.vector.target import AVX_VNNI, Target, target_of
 
 LOWEST_SUM, HIGHEST_SUM = 130, 383

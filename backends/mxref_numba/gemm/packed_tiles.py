@@ -38,8 +38,8 @@ from mxref_numba.gemm.packed_panels import (
     tiling_of,
 )
 from mxref_numba.kernels import address_of, bytes_at, fields_at, kernel
+from mxref_numba.lanes import F32, I16, I32, I64, Lanes, constant, load, named, splat, vector_code
 from mxref_numba.threads import run, worker_count
-from mxref_numba.vector.lanes import F32, I16, I32, I64, Lanes, constant, load, named, splat, vector_code
 from mxref_numba.vector.target import Target, VectorNative, copy_bytes, target_of
 
 _K = 32

@@ -25,7 +25,7 @@ from llvmlite import ir
 
 from mxref_numba.grids import FRACTION_BITS, Grid
 from mxref_numba.kernels import FIELD
-from mxref_numba.vector.lanes import F32, I16, I32, I64, Lanes, broadcast, constant, splat
+from mxref_numba.lanes import F32, I16, I32, I64, Lanes, broadcast, constant, splat
 from mxref_numba.vector.target import lanes_of
 
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57

@@ -22,11 +22,7 @@ from numba import carray  # type: ignore[attr-defined]
 from numba.core import types
 
 from mxref_numba.kernels import fields_at, numbers_at, words_at
-from mxref_numba.quantize_job import FLOAT32
-from mxref_numba.scale import scale_codes
-from mxref_numba.vector.block_lanes import TOP_VALUE, round_even
-from mxref_numba.vector.flows import COLUMN_LINES, VectorJob
-from mxref_numba.vector.lanes import (
+from mxref_numba.lanes import (
     F32,
     I8,
     I32,
@@ -40,6 +36,10 @@ from mxref_numba.vector.lanes import (
     splat,
     vector_code,
 )
+from mxref_numba.quantize_job import FLOAT32
+from mxref_numba.scale import scale_codes
+from mxref_numba.vector.block_lanes import TOP_VALUE, round_even
+from mxref_numba.vector.flows import COLUMN_LINES, VectorJob
 from mxref_numba.vector.staging import VectorLoad, bfloat16, butterflies, float32, transposed
 from mxref_numba.vector.target import VectorNative, lanes_of, step_length
 

@@ -27,9 +27,7 @@ from mxref_numba import buffers
 from mxref_numba.grids import MAGNITUDE_CODE, Digits, digits_of, held_bits
 from mxref_numba.held_codes import code_rows
 from mxref_numba.kernels import FIELD, address_of, fields_at, kernel, written
-from mxref_numba.threads import run
-from mxref_numba.vector.encode import LONGEST_STEP
-from mxref_numba.vector.lanes import (
+from mxref_numba.lanes import (
     F16,
     F32,
     I8,
@@ -42,6 +40,8 @@ from mxref_numba.vector.lanes import (
     load,
     vector_code,
 )
+from mxref_numba.threads import run
+from mxref_numba.vector.encode import LONGEST_STEP
 from mxref_numba.vector.target import Target, VectorNative, copy_bytes, lanes_of, step_length
 
 _SUBNORMAL_SCALE = 1 << 22

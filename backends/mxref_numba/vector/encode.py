@@ -29,18 +29,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from mxref_numba.kernels import fields_at, kernel, numbers_at
-from mxref_numba.quantize_job import CONSTANT, EVEN, RANDOM_16, RANDOM_32
-from mxref_numba.scale import scale_codes, store_codes
-from mxref_numba.vector.block_lanes import (
-    TOP_VALUE,
-    GridLanes,
-    largest,
-    random_vectors,
-    round_by,
-    round_even,
-)
-from mxref_numba.vector.flows import VectorJob, asked_ahead
-from mxref_numba.vector.lanes import (
+from mxref_numba.lanes import (
     F32,
     I8,
     I16,
@@ -55,6 +44,17 @@ from mxref_numba.vector.lanes import (
     splat,
     vector_code,
 )
+from mxref_numba.quantize_job import CONSTANT, EVEN, RANDOM_16, RANDOM_32
+from mxref_numba.scale import scale_codes, store_codes
+from mxref_numba.vector.block_lanes import (
+    TOP_VALUE,
+    GridLanes,
+    largest,
+    random_vectors,
+    round_by,
+    round_even,
+)
+from mxref_numba.vector.flows import VectorJob, asked_ahead
 from mxref_numba.vector.target import VectorNative, lanes_of, step_length, target_of
 
 LONGEST_STEP = 128

@@ -23,6 +23,19 @@ from numpy.typing import NDArray
 from mxref.steps.hadamard import Rotation
 from mxref_numba import buffers
 from mxref_numba.kernels import Native, address_of, call, fields_at, unsigned_at
+from mxref_numba.lanes import (
+    F16,
+    F32,
+    I16,
+    I32,
+    I64,
+    Lanes,
+    constant,
+    load,
+    prefetch,
+    splat,
+    vector_code,
+)
 from mxref_numba.quantize_job import BFLOAT16, FLOAT32, Job, matrices, transform_of
 from mxref_numba.scalar.panels import load_panel
 from mxref_numba.threads import run
@@ -37,19 +50,6 @@ from mxref_numba.vector.flows import (
     flow_of,
     panel_pitch,
     unit_of,
-)
-from mxref_numba.vector.lanes import (
-    F16,
-    F32,
-    I16,
-    I32,
-    I64,
-    Lanes,
-    constant,
-    load,
-    prefetch,
-    splat,
-    vector_code,
 )
 from mxref_numba.vector.target import Target, VectorNative, copy_bytes, lanes_of, step_length
 

@@ -27,8 +27,8 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from mxref_numba.kernels import Native, bytes_at, kernel
+from mxref_numba.lanes import I64, Avx2, Avx512, Instructions
 from mxref_numba.path import KernelPath
-from mxref_numba.vector.lanes import I64, Avx2, Avx512, Instructions
 
 
 @dataclass(frozen=True, eq=False)

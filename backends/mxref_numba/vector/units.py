@@ -20,9 +20,9 @@ Kernels know a quantization as a `VectorJob` (`flows.py`, `quantize_job.py`). Th
 each is compiled once.
 
 Files, in the order of the work: `flows.py` (which way), `staging.py` (types, transposition, transforms),
-`block_lanes.py` (scales, random integers, rounding), `encode.py` (the step), `columns.py`, this file (units, threads).
-`lanes.py` is the notation they share, and `target.py` is what depends on the CPU. The sizes of units and parts may be
-changed for speed: no bit depends on them.
+`block_lanes.py` (amax, random integers, rounding), `scale.py` above (scales), `encode.py` (the step), `columns.py`,
+this file (units, threads). `lanes.py` above is the notation that they share, and `target.py` is what depends on the
+CPU. The sizes of units and parts may be changed for speed: no bit depends on them.
 """
 
 # Kernels have no annotations: Numba infers their types.

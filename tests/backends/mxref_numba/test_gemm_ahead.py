@@ -14,8 +14,8 @@ from numba.core.caching import NullCache
 from mxref_numba.gemm.packed_panels import tiling_of
 from mxref_numba.gemm.packed_tiles import _multiply_groups
 from mxref_numba.kernels import KERNELS
+from mxref_numba.lanes import Avx2, Avx512
 from mxref_numba.path import KernelPath, available
-from mxref_numba.vector.lanes import Avx2, Avx512
 from mxref_numba.vector.target import Target
 
 pytestmark = pytest.mark.skipif(len(available()) == 1, reason="Numba compiles for another kind of CPU here")

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from mxref_numba import path
 from mxref_numba.gemm.packed_panels import BytePairs, Dots, Vnni
 from mxref_numba.kernels import KERNELS, address_of
-from mxref_numba.path import KernelPath
-from mxref_numba.vector.lanes import (
+from mxref_numba.lanes import (
     F32,
     I8,
     I16,
@@ -36,6 +35,7 @@ from mxref_numba.vector.lanes import (
     named,
     vector_code,
 )
+from mxref_numba.path import KernelPath
 from mxref_numba.vector.target import Target, VectorNative
 
 LIMIT = 6.0
