@@ -79,7 +79,7 @@ def digest(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def update(sha: hashlib._Hash, text: str) -> None:
+def hash_document(sha: hashlib._Hash, text: str) -> None:
     """Take the next document into the hash of a corpus: its length (8 bytes, little-endian), then its UTF-8 text.
 
     With a separator in place of the length, two corpora could share a hash, since a text may contain any character.
@@ -97,7 +97,7 @@ class Documents:
         name: where the documents come from.
         documents: number of documents.
         characters: number of characters (code points).
-        sha256: of the texts, as `update` defines it.
+        sha256: of the texts, as `hash_document` defines it.
     """
 
     name: str
@@ -126,5 +126,5 @@ def survey(name: str, read: Callable[[], Iterable[str]]) -> Documents:
     for text in read():
         count += 1
         characters += len(text)
-        update(sha, text)
+        hash_document(sha, text)
     return Documents(name, count, characters, sha.hexdigest(), read)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mxref_training.data.cache import Facts, cached
-from mxref_training.data.documents import Documents, update
+from mxref_training.data.documents import Documents, hash_document
 from mxref_training.data.progress import progress
 from mxref_training.data.tokenizer import TokenIds
 from mxref_training.errors import DataError
@@ -103,7 +103,7 @@ def _write(folder: Path, documents: Documents, tokenizer: Tokenizer, dtype: str)
         for texts in _batches(documents):
             flat: list[int] = []
             for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):
-                update(text_sha, text)
+                hash_document(text_sha, text)
                 flat += [*ids, tokenizer.eot]
             data = np.array(flat, dtype).tobytes()
             token_sha.update(data)
