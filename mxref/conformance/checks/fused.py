@@ -5,7 +5,7 @@ They are held to the backend's own plain operations, not to the reference: a fau
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -162,14 +162,10 @@ def _dual_check(title: str, case: Dual) -> Iterator[Check]:
 
     def problem(subject: Subject) -> tuple[int, str]:
         backend, compared = subject.backend, 0
-        array = row.array()
-        given, before = subject.give(array), array.tobytes()
         pair = backend.quantize_dual(
-            given, (row.spec, column.spec), placements=(row.placement, column.placement),
+            subject.give(row.array()), (row.spec, column.spec), placements=(row.placement, column.placement),
             pads=(row.pad, column.pad),
         )  # fmt: skip
-        if subject.take(given).tobytes() != before:
-            return 0, "quantize_dual wrote to its input"
         for q, request in zip(pair, case, strict=True):
             got, want = as_numpy(subject, q), as_numpy(subject, request.ask(subject))
             along = f"along axis {request.axis}"
@@ -226,15 +222,18 @@ def _raises(plan: Plan) -> Iterator[Check]:
     """A NaN under the policy that refuses it; a fused operation returns no scales that would show it."""
     x = plan.cast(_values(np.random.default_rng(3), (64, 64)))
     spec = replace(plan.base, nonfinite=Nonfinite.RAISE)
-    calls: dict[str, Callable[[Subject], Any]] = {
-        "quantize_dual": lambda s: s.backend.quantize_dual(
-            s.give(x.copy()), (plan.base, spec), placements=(Placement(STREAM),) * 2
-        ),
-        "fake_quantize": lambda s: s.backend.fake_quantize(s.give(x.copy()), spec, placement=Placement(STREAM)),
-    }  # fmt: skip
-    needs = {"quantize_dual": (), "fake_quantize": (("dequantize_dtypes", "float32"),)}
-    for name, call in calls.items():
-        asked = Asked(Op.QUANTIZE, (*Request(x, spec).needs, *needs[name]))
+    needs, at = Request(x, spec).needs, Placement(STREAM)
+
+    def dual(subject: Subject) -> object:
+        return subject.backend.quantize_dual(subject.give(x.copy()), (plan.base, spec), placements=(at, at))
+
+    def fake(subject: Subject) -> object:
+        return subject.backend.fake_quantize(subject.give(x.copy()), spec, placement=at)
+
+    for name, call, asked in (
+        ("quantize_dual", dual, Asked(Op.QUANTIZE, needs)),
+        ("fake_quantize", fake, Asked(Op.QUANTIZE, (*needs, ("dequantize_dtypes", "float32")))),
+    ):
         accepted = f"{name} let a NaN pass under nonfinite = 'raise'"
         title = f"{name}, nonfinite = 'raise'"
         yield Check.refused("conformance.dual", title, asked, call, NonfiniteError, accepted)

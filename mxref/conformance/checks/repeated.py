@@ -53,27 +53,27 @@ def checks(plan: Plan) -> Iterator[Check]:
 
     at = Placement(STREAM)
     call = _call("quantize", base, placement=at)
-    yield from _both_ways(CLAUSE, "quantize", Op.QUANTIZE, needs, inputs, call)
+    yield _repeated(CLAUSE, "quantize", Op.QUANTIZE, needs, inputs, call)
     call = _call("quantize_dual", (base, base), placements=(at, at))
-    yield from _both_ways(FUSED_CLAUSE, "quantize_dual", Op.QUANTIZE, needs, inputs, call)
+    yield _repeated(FUSED_CLAUSE, "quantize_dual", Op.QUANTIZE, needs, inputs, call)
     for dtype in DTYPES:
         decoded = ("dequantize_dtypes", dtype)
         needed: Needs = (("formats", plan.format), decoded)
         call = _call("dequantize", dtype)
-        yield from _both_ways(CLAUSE, f"dequantize to {dtype}", Op.DEQUANTIZE, needed, drawn, call)
+        yield _repeated(CLAUSE, f"dequantize to {dtype}", Op.DEQUANTIZE, needed, drawn, call)
         call, title = _call("fake_quantize", base, dtype=dtype, placement=at), f"fake_quantize to {dtype}"
-        yield from _both_ways(FUSED_CLAUSE, title, Op.QUANTIZE, (*needs, decoded), inputs, call)
+        yield _repeated(FUSED_CLAUSE, title, Op.QUANTIZE, (*needs, decoded), inputs, call)
     for n in SIZES:
         needed = (("in_dtypes", plan.dtype), ("hadamard_sizes", n))
         title = f"hadamard of size {n}"
-        yield from _both_ways(CLAUSE, title, Op.HADAMARD, needed, inputs, _call("hadamard", n, 1))
+        yield _repeated(CLAUSE, title, Op.HADAMARD, needed, inputs, _call("hadamard", n, 1))
     for profile, out in product(GemmProfile, OUT_DTYPES):
         needed = (("gemms", (profile, plan.format, plan.format)), ("gemm_dtypes", out))
         products = [Product(q, q, profile, out) for q in few]
         # Under `bounded` two calls may differ.
         allowed = partial(_allowed, products) if profile is GemmProfile.BOUNDED else None
         title = f"scaled_gemm, {profile.value}, {out}"
-        yield from _both_ways(
+        yield _repeated(
             CLAUSE, title, Op.GEMM, needed, few, partial(_squared, profile, out), allowed
         )  # fmt: skip
 
@@ -94,7 +94,7 @@ def _allowed(products: Sequence[Product], subject: Subject, number: int, result:
     return not products[number].misses(subject.take(result)).any()
 
 
-def _both_ways(
+def _repeated(
     clause: str,
     title: str,
     op: Op,
@@ -102,26 +102,18 @@ def _both_ways(
     arrays: Sequence[MXArray | NDArray[Any]],
     call: Call,
     right: Right | None = None,
-) -> Iterator[Check]:
-    """Yield two checks of an operation: its results are kept, and calls from threads give what the main thread got."""
+) -> Check:
+    """Return the check that results of an operation are kept, and that threads get what the main thread got."""
 
-    def give(subject: Subject) -> list[Any]:
-        return [given(subject, x) if isinstance(x, MXArray) else subject.give(x) for x in arrays]
-
-    def kept(subject: Subject) -> tuple[int, str]:
-        operands = give(subject)
-        for operand in (*operands, operands[0]):
-            call(subject.backend, operand)
-        return len(operands) + 1, ""
-
-    def in_threads(subject: Subject) -> tuple[int, str]:
-        operands, backend = give(subject), subject.watched.backend
-        main = [call(subject.backend, operand) for operand in operands]
-        if right and not all(right(subject, i, result) for i, result in enumerate(main)):
+    def problem(subject: Subject) -> tuple[int, str]:
+        operands = [given(subject, x) if isinstance(x, MXArray) else subject.give(x) for x in arrays]
+        backend = subject.watched.backend
+        main = [call(subject.backend, operand) for operand in (*operands, operands[0])]
+        if right and not all(right(subject, i % _THREADS, result) for i, result in enumerate(main)):
             return 0, ""  # other checks name the fault
         want = [_bits(subject, result) for result in main]
         calls = [partial(call, backend, operand) for operand in operands]
-        compared = 0
+        compared = len(main)
         for threads, how in (
             (1, "another thread than the main one"),
             (_THREADS, f"{_THREADS} threads at once"),
@@ -142,8 +134,7 @@ def _both_ways(
                 )
         return compared, ""
 
-    yield Check.that(clause, f"{title}, results kept", Asked(op, needs), kept)
-    yield Check.that(clause, f"{title}, in threads", Asked(op, needs), in_threads)
+    return Check.that(clause, f"{title}, again and in threads", Asked(op, needs), problem)
 
 
 def _bits(subject: Subject, result: Any) -> list[bytes]:

@@ -143,7 +143,7 @@ class DualMutates(ReferenceBackend):
         (Reuses("gemm"), "gemm", "conformance.protocol", "a result that scaled_gemm had returned"),
         (Reuses("fake"), "quantize", "conformance.dual", "a result that fake_quantize had returned"),
         (Reuses("dual1"), "quantize", "conformance.dual", "a result that quantize_dual had returned"),
-        (DualMutates(), "quantize", "conformance.dual", "quantize_dual wrote to its input"),
+        (DualMutates(), "quantize", "conformance.dual", "bytes of its operand x"),
         (WritesPastTheEnd(), "gemm", "conformance.protocol", "scaled_gemm wrote outside of its arrays"),
         (AddsPastTheEnd(), "gemm", "conformance.dual", "add_product wrote outside of its arrays"),
     ],
