@@ -265,24 +265,19 @@ class Ways:
         """Yield titles and matrices, block axis last, that fit into the multiples."""
         plan, rng = self.plan, np.random.default_rng(self.plan.seed)
         crafted = crafted_blocks(plan.format, plan.full).x
-        yield (
-            "crafted blocks",
-            self.fitted(crafted[np.isfinite(crafted).all(axis=1)] if self.finite else crafted),
-        )
+        if self.finite:
+            crafted = crafted[np.isfinite(crafted).all(axis=1)]
+        yield "crafted blocks", self.fitted(crafted)
         if plan.full:
             yield "every bfloat16", self.fitted(every_bfloat16(plan))
         if plan.base.block is BlockShape.TILE:
             shape = 2 * np.lcm(plan.format.k, self.rows), 2 * self.unit
-            tiles = crafted_tiles(rng, tuple(map(int, shape)), 1, plan.format.k)
-            yield "tiles", np.where(np.isfinite(tiles), tiles, 1.0) if self.finite else tiles
+            yield "tiles", crafted_tiles(rng, tuple(map(int, shape)), 1, plan.format.k)
         shape = 4 * self.rows, 4 * self.unit
         for number in range(40 if plan.full else 4):
-            drawn = any_bits(rng, shape, self.finite, element=plan.element)
-            for title, x in (
-                ("any bits", np.where(np.isfinite(drawn), drawn, np.float32(1)) if self.finite else drawn),
-                ("heavy tails", heavy_tailed(rng, shape)), ("normal draws", rng.standard_normal(shape)),
-            ):  # fmt: skip
-                yield f"{title} {number}", x.astype(np.float32)
+            yield f"any bits {number}", any_bits(rng, shape, self.finite, element=plan.element)
+            yield f"heavy tails {number}", heavy_tailed(rng, shape)
+            yield f"normal draws {number}", rng.standard_normal(shape).astype(np.float32)
 
     def fitted(self, blocks: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return blocks [N, k] as a matrix whose rows are `unit` long, the last ones filled up with ones."""
@@ -294,7 +289,7 @@ class Ways:
         """Return the request for a matrix whose block axis is last."""
         turned = np.ascontiguousarray(x if self.axis == 1 else x.T)
         typed = replace(self.plan, dtype=dtype).cast(turned)
-        if self.finite:  # a narrow type may hold less
+        if self.finite:  # here, because a narrow type may hold less
             typed = np.where(np.isfinite(typed.astype(np.float32)), typed, typed.dtype.type(1))
         return Request(typed, self.plan.base, axis=self.axis, rng=self.stream, **rest)
 
