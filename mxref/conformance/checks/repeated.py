@@ -109,6 +109,8 @@ def _repeated(
         operands = [given(subject, x) if isinstance(x, MXArray) else subject.give(x) for x in arrays]
         backend = subject.watched.backend
         main = [call(subject.backend, operand) for operand in (*operands, operands[0])]
+        if subject.watched.faults:
+            return len(main), ""  # threads would show the misuse again, and not what it is
         if right and not all(right(subject, i % _THREADS, result) for i, result in enumerate(main)):
             return 0, ""  # other checks name the fault
         want = [_bits(subject, result) for result in main]
