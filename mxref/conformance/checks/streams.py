@@ -20,8 +20,8 @@ from mxref.conformance.requests.crafted import tame
 from mxref.conformance.requests.quantizing import Blocks, Request, as_numpy
 from mxref.conformance.sr_statistics import stochastic_problem
 from mxref.formats import BlockShape, ElementFormat
-from mxref.layouts.packed import unpack
 from mxref.plan import QuantPlan
+from mxref.quantization import dequantize
 from mxref.recipe import OperandSpec
 from mxref.steps.random import Stream, elements_per_call, random_integers
 from mxref.steps.rounding import MAX_SR_BITS, Rounding
@@ -200,23 +200,32 @@ def _right_bits_anywhere(plan: Plan, spec: OperandSpec) -> Check:
 
 
 def _native(plan: Plan, spec: OperandSpec) -> Check:
-    """Native SR has random bits of its own, which only statistics can judge."""
+    """Native SR has random bits of its own: an element goes to a neighbour, and statistics judge how often."""
     request = Request(np.zeros((1, plan.format.k), np.float32), spec, rng=STREAM)
     needs = [need for need in request.needs if need[0] not in ("native_sr", "max_sr_bits")]
     asked = Asked(Op.QUANTIZE, (*needs, ("native_sr", True)), request.describe())
 
     def problem(subject: Subject) -> tuple[int, str]:
-        compared = 0
+        compared = left = 0
 
         def rounded(
             x: NDArray[np.float32], spec: OperandSpec, stream: Stream, first: int
         ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-            nonlocal compared
-            compared += x[first:].size
-            q = as_numpy(subject, Request(x[first:], spec, rng=stream).ask(subject))
-            return unpack(q.codes, plan.element), q.scales
+            nonlocal compared, left
+            asked = Request(x[first:], spec, rng=stream)
+            got = Blocks.of(as_numpy(subject, asked.ask(subject)))
+            toward_zero = replace(asked, spec=replace(spec, rounding=Rounding.RTZ, sr_bits=16)).expected
+            low = Blocks.of(toward_zero)
+            up = got.codes.astype(np.int64) - low.codes
+            stays = (dequantize(toward_zero, "float32") == asked.x).reshape(up.shape)
+            stays |= low.codes & (plan.element.sign - 1) == plan.element.max_code
+            left += int(((up < 0) | (up > ~stays)).sum() + (got.scales != low.scales).sum())
+            compared += up.size
+            return got.codes.reshape(len(asked.x), -1), got.scales
 
         found = stochastic_problem(rounded, spec, 1, STREAM, native=True)
+        if left:
+            return compared, f"{left} elements left their two neighbours, or grid points or scales moved"
         return compared, found and f"the rounding {found}"
 
     return Check.that("rounding.native_sr", "statistics", asked, problem)

@@ -184,17 +184,28 @@ class HardwareRandom(Staged):
         return (r * 2**plan.spec.sr_bits).astype(np.uint32)
 
 
+class Leaving(HardwareRandom):
+    """One element of many goes two steps on the grid."""
+
+    def round(self, v, spec, random):
+        codes = super().round(v, spec, random)
+        codes[-1, -1, -1] ^= 2
+        return codes
+
+
 @pytest.mark.clause("rounding.native_sr")
 def test_native_sr_is_asked_for_statistics_only():
-    good, biased = HardwareRandom(), HardwareRandom()
+    good, biased, leaving = HardwareRandom(), HardwareRandom(), Leaving()
     biased.bias = 1.0
     report = check(good, level="quick", ops=["quantize"], formats=["mxfp4"])
     assert report.ok, [(f.clause, f.check, f.message) for f in report.failures]
     outcomes = {c.clause: c.outcome for c in report.clauses}
     assert outcomes["rounding.native_sr"] == "passed"
     assert outcomes["rounding.sr"] == outcomes["random.philox"] == "skipped"
-    report = check(biased, level="quick", ops=["quantize"], formats=["mxfp4"])
-    assert report.failing == ("rounding.native_sr",)
+    for backend, message in ((biased, "is biased"), (leaving, "elements left their two neighbours")):
+        report = check(backend, level="quick", clauses=["rounding.native_sr"], formats=["mxfp4"])
+        assert report.failing == ("rounding.native_sr",)
+        assert message in report.failures[0].message
 
 
 @pytest.mark.parametrize("made", BLOCK_FORMATS.values(), ids=str)
