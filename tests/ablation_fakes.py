@@ -17,8 +17,8 @@ from mxref_training.config import TrainConfig
 from mxref_training.config_files import load_config
 from mxref_training.errors import DivergedError
 from mxref_training.lab import branches, study
+from mxref_training.lab.arm import train_arm
 from mxref_training.lab.ladder import Ladder
-from mxref_training.lab.runner import train_arm
 from mxref_training.progress import ProgressSink
 
 

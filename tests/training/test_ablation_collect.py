@@ -254,7 +254,7 @@ def test_branches_of_several_machines_are_compared_and_go_on(tmp_path: Path) -> 
         """The fake trainer makes no checkpoint from which to branch off."""
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mxref_training.lab.runner.begin_branch", begin)
+        patch.setattr("mxref_training.lab.arm.begin_branch", begin)
         whole = branches(tmp_path / "whole", FakeTrainer({"H16": 0.1}))
         run(tmp_path / "a", lad=lad, arms=["h16"])
         branches(tmp_path / "a", FakeTrainer({"H16": 0.1}), arms=["h16"])

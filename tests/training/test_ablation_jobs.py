@@ -32,7 +32,7 @@ from mxref_training.lab import worker
 from mxref_training.lab.arm import ArmRun, Start
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.queue import Lines, Remaining
-from mxref_training.lab.study import RESULTS, planned
+from mxref_training.lab.study import RESULTS
 from mxref_training.lab.worker import PipeProgress
 from training_setup import newest
 
@@ -367,19 +367,6 @@ TWO = {
     "target": {"high_precision": ""},
     "arm": [{"name": "fp8", "label": "FP8"}, {"name": "again", "label": "FP8 again", "seed_offset": 7}],
 }
-
-
-def test_repetitions_of_the_reference_are_planned_once() -> None:
-    ladder = build(Ladder, {"title": "", "train": {"preset": "tiny"}, **TWO}, "test.toml")
-    assert [run.place.name for run in planned(ladder, tiny(), 2)] == ["fp8", "again", "fp8.seed1"]
-    assert [run.place.name for run in planned(ladder, tiny(), 1, ["fp8"])] == ["fp8"]
-
-
-@pytest.mark.parametrize("value", ["0", "-1", "many", "1.5", ""])
-def test_wrong_number_of_jobs_is_a_usage_error(value: str) -> None:
-    found = CliRunner().invoke(main, ["ablate", "paper", "--jobs", value])
-    assert found.exit_code == 2
-    assert f"{value!r} is neither a whole number from 1 nor 'auto'" in " ".join(found.stderr.split())
 
 
 def some_run(out: Path, **key: Any) -> ArmRun:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -75,11 +75,9 @@ def train_curve(folder: Path) -> list[list[float]]:
 
 def evaluation_seconds(folder: Path) -> float:
     """Return the time that a run spent in evaluations."""
-    return sum(_numbers(read_lines(folder / "timing.jsonl"), "eval_seconds"))
-
-
-def _numbers(lines: Iterable[Mapping[str, Any]], key: str) -> Iterable[float]:
-    return (line[key] for line in lines if key in line)
+    lines = read_lines(folder / "timing.jsonl")
+    seconds: float = sum(line["eval_seconds"] for line in lines if "eval_seconds" in line)
+    return seconds
 
 
 def read_json(path: Path) -> Table | None:

@@ -107,9 +107,8 @@ def _train_run(
     from mxref.discovery import get_backend
     from mxref_training.data.corpus import TokenCorpus
     from mxref_training.errors import ConfigError
-    from mxref_training.lab.arm import DESIGN, ArmRun, changes, fingerprint
+    from mxref_training.lab.arm import DESIGN, ArmRun, changes, fingerprint, train_arm
     from mxref_training.lab.result_file import plain
-    from mxref_training.lab.runner import train_arm
     from mxref_training.sources import code_digest
     from mxref_training.trainer import train
 
