@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -59,6 +60,16 @@ def test_junit_has_a_case_per_clause(failing_report):
     assert "scale_rules" in cases["scale.rule.even"].find("skipped").get("message")
     assert len(cases["scale.rule.floor"]) == 0
     assert suite.get("errors") == "0"
+
+
+def test_control_codes_are_spelled_out_in_junit(failing_report):
+    codes, spelled = "x\x1b[31m\x00\ufffe<b>", r"x\x1b[31m\x00\ufffe<b>"
+    clause = next(c for c in failing_report.clauses if c.failures)
+    clause = replace(clause, failures=[replace(clause.failures[0], message=codes)])
+    root = ElementTree.fromstring(to_junit(replace(failing_report, backend=codes, clauses=(clause,))))
+    assert root[0].get("name") == f"mxref conform {spelled}"
+    assert root[0][0].get("classname") == f"mxref.{spelled}"
+    assert root[0][0][0].get("message") == spelled
 
 
 def test_command_passes_fails_and_refuses(tmp_path):

@@ -49,6 +49,24 @@ def test_plugin_survives_a_backend_that_ends_its_process(tmp_path):
     assert "its code raised SystemExit: os._exit(0)" in done.stderr
 
 
+def test_a_backend_that_loads_only_once_fails_its_tests(tmp_path):
+    (tmp_path / "once.py").write_text(
+        "from pathlib import Path\n"
+        "from mxref.reference import backend\n"
+        "mark = Path(__file__).with_name('mark')\n"
+        "if mark.exists():\n    raise ValueError('no device is left')\n"
+        "mark.touch()\n"
+    )
+    done = run_pytest(
+        tmp_path, "--mxref-backend", f"{tmp_path}/once.py:backend", "-k", "gemm.nan or scale.clamp"
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "2 failed" in done.stdout
+    assert "conformance.protocol: the backend is loaded" in done.stdout
+    assert "its code raised ValueError: no device is left" in done.stdout
+    assert "KeyError" not in done.stdout
+
+
 def test_plugin_passes_a_good_backend_and_refuses_an_unknown_one(tmp_path):
     done = run_pytest(tmp_path, "--mxref-backend", TOY)
     assert done.returncode == 0, done.stdout + done.stderr
