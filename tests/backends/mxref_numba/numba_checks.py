@@ -1,8 +1,7 @@
-"""Inputs of the tests of the Numba backend, and its comparison with the reference bit for bit."""
+"""Inputs of the tests of the Numba backend."""
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -15,7 +14,6 @@ from mxref import (
     Stream,
     get_backend,
 )
-from mxref.placement import Placement
 from strategies import K
 
 numba = pytest.importorskip("numba")
@@ -24,19 +22,6 @@ numba = pytest.importorskip("numba")
 BACKEND = get_backend("numba")
 REFERENCE = get_backend("reference")
 STREAM = Stream(seed=0x0123456789ABCDEF, step=70_000, layer=300, operand=4)
-DTYPES = (np.float32, ml_dtypes.bfloat16, np.float16)
-
-
-def check_quantize(
-    x: NDArray[Any], spec: OperandSpec, place: Placement = Placement(STREAM), **options: Any
-) -> MXArray:
-    got, expected = (b.quantize(x, spec, placement=place, **options) for b in (BACKEND, REFERENCE))
-    differ = got.scales != expected.scales
-    assert not differ.any(), f"scales differ first at {np.argwhere(differ)[0]}"
-    differ = got.codes != expected.codes
-    assert not differ.any(), f"codes differ first at byte {np.argwhere(differ)[0]}"
-    assert got == expected
-    return got
 
 
 def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> NDArray[Any]:

@@ -1,17 +1,14 @@
-"""Formats other than MXFP4 in Triton's interpreter: the reference's bits, and `bounded` within its error class."""
+"""Products of formats other than MXFP4 in Triton's interpreter: `ordered` bit for bit, `bounded` within its class."""
 
 import itertools
 from dataclasses import replace
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
-from gfx950.inputs import corners
 from interpreted.gemm_operands import bits, on
-from interpreted.test_quantize_interpreted import BACKEND, OTHER, REFERENCE, STREAM, assert_same, bits_of
-from mxref import MXArray, OperandSpec
+from mxref import MXArray
 from mxref.backend import within_range
 from mxref.errors import UnsupportedError
 from mxref.formats import (
@@ -25,8 +22,6 @@ from mxref.formats import (
 )
 from mxref.gemm import bounded_tolerance, scaled_gemm
 from mxref.layouts.packed import pack, unpack
-from mxref.placement import Placement
-from mxref.steps.scale import ScaleRule
 from mxref_triton import TritonBackend
 from mxref_triton.products.fold import fold
 from mxref_triton.products.ordered import ordered, sums_in_fp8
@@ -35,94 +30,8 @@ from mxref_triton.products.ordered import ordered, sums_in_fp8
 pytestmark = pytest.mark.filterwarnings(
     "ignore:(overflow|invalid value|underflow|divide by zero) encountered:RuntimeWarning"
 )
-FORMATS = (MXFP8_E4M3, MXFP8_E5M2, MXFP6_E2M3, MXFP6_E3M2, MXFP4_E1M2)
 PAIRS = [*itertools.product((MXFP4, MXFP8_E4M3, MXFP8_E5M2), repeat=2)][1:]
 SHORT_PAIRS = [*itertools.product((MXFP4, MXFP4_E1M2, MXFP6_E2M3, MXFP6_E3M2), repeat=2)][1:]
-by_name = pytest.mark.parametrize("made", FORMATS, ids=str)
-
-
-def as_rows(blocks, length=64):
-    """The blocks as rows, a multiple of 32 of them."""
-    return np.resize(blocks, -(-blocks.size // (32 * length)) * 32 * length).reshape(-1, length)
-
-
-def check(x, spec, **how):
-    how = {"placement": Placement(STREAM), **how}
-    assert_same(BACKEND.quantize(BACKEND.from_numpy(x), spec, **how), REFERENCE.quantize(x, spec, **how))
-
-
-# ---- quantization ----
-
-
-@pytest.mark.clause(
-    "scale.rule.floor", "scale.rule.ceil", "scale.rule.rceil", "scale.rule.even", "rounding.rne"
-)
-@pytest.mark.parametrize("rule", ScaleRule)
-@by_name
-def test_scale_rules_at_their_bounds(made, rule):
-    blocks = as_rows(corners(made, rule, (0, 1, 5, 9, 17, 127, 254)))
-    for axis, prescale in ((1, False), (0, True)):
-        check(blocks, OperandSpec(made, rule, prescale=prescale), axis=axis)
-
-
-@pytest.mark.clause("rounding.rna", "rounding.rtz", "rounding.sr", "random.elements")
-@pytest.mark.parametrize(("rounding", "size"), [("rna", 16), ("rtz", 16), ("sr", 1), ("sr", 16), ("sr", 22)])
-@by_name
-def test_roundings(made, rounding, size):
-    blocks = as_rows(corners(made, ScaleRule.FLOOR, (3, 120)))
-    spec = OperandSpec(made, rounding=rounding, sr_bits=size)
-    check(blocks, spec)
-    check(blocks.astype(ml_dtypes.bfloat16), replace(spec, scale_rule="even", prescale=True), axis=0)
-
-
-@pytest.mark.clause("quantize.order", "scale.zero", "scale.nonfinite", "scale.block.tile", "hadamard.order")
-@by_name
-def test_other_treatments(made):
-    x = as_rows(corners(made, ScaleRule.RCEIL, (100, 101)))[:64]
-    x[3, 5], x[9, 40], x[17] = np.nan, -np.inf, -0.0
-    for dtype, axis, how in (
-        (np.float32, 1, {"zero_scale": 127}),
-        (ml_dtypes.bfloat16, 0, {"hadamard": 16, "signs": "per_step"}),
-        (np.float16, 1, {"block": "32x32"}),
-        (ml_dtypes.bfloat16, 1, {"hadamard": 64, "scale_rule": "rceil"}),
-        (np.float32, 0, {"hadamard": 128, "rounding": "sr"}),
-    ):
-        values = np.resize(x, (128, 64) if axis == 0 else (64, 128)).astype(dtype)
-        check(values, OperandSpec(made, **how), axis=axis)
-    check(x[:40, :50], OperandSpec(made), axis=0, pad=True)
-
-
-@pytest.mark.clause("conformance.dual")
-@by_name
-def test_both_orientations_and_values_at_once(made):
-    x = np.resize(as_rows(corners(made, ScaleRule.CEIL, (120,))), (96, 64)).astype(ml_dtypes.bfloat16)
-    specs = OperandSpec(made, "rceil"), OperandSpec(made, hadamard=16)
-    mixed = OperandSpec(MXFP4), OperandSpec(made, rounding="sr")
-    how = {"placements": (Placement(STREAM), Placement(OTHER))}
-    for pair in (specs, mixed, mixed[::-1]):
-        got = BACKEND.quantize_dual(BACKEND.from_numpy(x), pair, **how)
-        for g, w in zip(got, REFERENCE.quantize_dual(x, pair, **how), strict=True):
-            assert_same(g, w)
-    tiny = corners(made, ScaleRule.FLOOR, (0, 1, 2, 254))[:64]
-    for values in (x, tiny):
-        arguments = {"axis": 0, "dtype": "bfloat16", "pad": True}
-        got = BACKEND.to_numpy(BACKEND.fake_quantize(BACKEND.from_numpy(values), specs[0], **arguments))
-        assert np.array_equal(bits_of(got), bits_of(REFERENCE.fake_quantize(values, specs[0], **arguments)))
-
-
-@pytest.mark.clause("dequantize.value", "dequantize.overflow", "dequantize.nan", "formats.fp8")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@by_name
-def test_every_code_under_every_scale(made, dtype):
-    codes = np.tile((np.arange(256) % (1 << made.element.bits)).astype(np.uint8), (256, 1))
-    scales = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 8, axis=1)
-    q = MXArray(pack(codes, made.element), scales, (256, 256), 1, format=made)
-    got = BACKEND.to_numpy(BACKEND.dequantize(on("cpu", q), dtype))
-    want = REFERENCE.dequantize(q, dtype)
-    assert np.array_equal(got.view(f"u{got.itemsize}"), want.view(f"u{want.itemsize}"))
-
-
-# ---- products ----
 
 
 def drawn(made, rows, k, low, high, seed, special=False):

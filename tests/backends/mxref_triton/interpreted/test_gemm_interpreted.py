@@ -1,30 +1,24 @@
-"""The GEMM kernels in Triton's interpreter: folding against ml_dtypes, `ordered` against the reference."""
+"""The GEMM kernels in Triton's interpreter: `ordered` against the reference, `bounded` within its class and range."""
 
 from dataclasses import replace
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
-import mxref
-from interpreted.gemm_operands import bits, drawn, extreme, hostile, matrix, on
+from interpreted.gemm_operands import bits, drawn, extreme, hostile, on
 from mxref import GemmProfile, MXArray
 from mxref.conformance import check
-from mxref.errors import RecipeError, ShapeError
+from mxref.errors import RecipeError
 from mxref.formats import E2M1, MXFP4, MXFP4_E1M2, MXFP6_E2M3, MXFP6_E3M2, MXFP8_E4M3
 from mxref.gemm import bounded_tolerance, scaled_gemm
-from mxref.layouts.packed import pack, unpack
 from mxref_triton import TritonBackend
 from mxref_triton.products import bounded
 from mxref_triton.products import fold as folding
 from mxref_triton.products.fold import Fold, fold
 from mxref_triton.products.ordered import ordered
 
-VALUES = np.array([*E2M1.magnitudes, *(-m for m in E2M1.magnitudes)])
-ORDER = [*range(0, 32, 2), *range(1, 32, 2)]
 LOWEST_TOP, HIGHEST_TOP = Fold.of(E2M1).lowest, Fold.of(E2M1).highest
-LOWEST_WIDE_TOP, WIDEST = Fold.of(E2M1, wide=True).lowest, Fold.of(E2M1, wide=True).gap
 DEVICE = "cpu"
 
 # The interpreter computes in NumPy, which warns of what a GPU does silently.
@@ -33,136 +27,6 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 OUTS = ("float32", "bfloat16")
-
-
-def as_folded(q: MXArray, tops: np.ndarray, lift: int = 6) -> np.ndarray:
-    """The values that folding wants, float64: elements in the folded order, over 2^(top - 127 - lift) of their row."""
-    codes = unpack(q.codes, E2M1)
-    values = VALUES[codes] * np.exp2(np.repeat(q.scales.astype(np.float64), 32, axis=1) - 127)
-    values = values / np.exp2(tops.astype(np.float64) - 127 - lift)[:, None]
-    return values.reshape(*codes.shape[:-1], -1, 32)[..., ORDER].reshape(codes.shape)
-
-
-def check_fold(q: MXArray) -> np.ndarray:
-    """Hold a folded operand to ml_dtypes' E4M3; return which rows fit."""
-    f = fold(on(DEVICE, q))
-    live = (unpack(q.codes, E2M1).reshape(*q.scales.shape, 32) & 7).any(axis=2) & (q.scales != 255)
-    tops = np.where(live, q.scales.astype(int), -1).max(axis=1, initial=-1)
-    above = tops > HIGHEST_TOP
-    tops = np.where(tops < 0, 127, np.clip(tops, LOWEST_TOP, HIGHEST_TOP))
-    spoiled = np.repeat(q.scales == 255, 32, axis=1)
-    scale = np.where(above | spoiled.any(axis=1), np.nan, np.exp2(tops - 133.0))
-    np.testing.assert_array_equal(f.scale.numpy()[:, 0].astype(np.float64), scale)
-    want = as_folded(q, tops)
-    rounded = want.astype(np.float32).astype(ml_dtypes.float8_e4m3fn)
-    plain = ~spoiled & ~above[:, None]
-    differ = plain & (f.values.view(torch.uint8).numpy() != rounded.view(np.uint8))
-    assert not differ.any(), f"the first at {np.argwhere(differ)[0]}"
-    exact = ((rounded.astype(np.float64) == want) | spoiled).all(axis=1) & ~above
-    count = int(f.misfits[0])
-    assert sorted(f.misfits[1 : 1 + count].tolist()) == np.flatnonzero(~exact).tolist()
-    check_fold_by_block(q, f)
-    check_fold_wide(q)
-    return exact
-
-
-def check_fold_wide(q: MXArray) -> None:
-    """Hold an operand folded wide to ml_dtypes' E5M2, and what it lists to what does not fit."""
-    f = fold(on(DEVICE, q), wide=True)
-    scales = np.repeat(q.scales.astype(int), 32, axis=1)
-    live = ((unpack(q.codes, E2M1) & 7) != 0) & (scales != 255)
-    tops = np.where(live, scales, -1).max(axis=1, initial=-1)
-    above, spoiled = tops > HIGHEST_TOP, (q.scales == 255).any(axis=1)
-    tops = np.where(tops < 0, 127, np.clip(tops, LOWEST_WIDE_TOP, HIGHEST_TOP))
-    scale = np.where(above | spoiled, np.nan, np.exp2(tops - 140.0))
-    np.testing.assert_array_equal(f.scale.numpy()[:, 0].astype(np.float64), scale)
-    gap = tops[:, None] - scales
-    fits = ~live | ((gap >= 0) & (gap <= WIDEST))
-    count = int(f.misfits[0])
-    assert sorted(f.misfits[1 : 1 + count].tolist()) == np.flatnonzero(~fits.all(axis=1)).tolist()
-    order = fits.reshape(*q.scales.shape, 32)[..., ORDER].reshape(fits.shape)
-    want = as_folded(q, tops, 13)
-    rounded = want.astype(np.float32).astype(ml_dtypes.float8_e5m2)
-    checked = order & (scales != 255) & ~above[:, None]
-    assert (rounded.astype(np.float64) == want)[checked].all()
-    assert f.values.dtype is torch.float8_e5m2
-    assert (f.values.view(torch.uint8).numpy() == rounded.view(np.uint8))[checked].all()
-
-
-def check_fold_by_block(q: MXArray, f: folding.Folded) -> None:
-    """Hold an operand folded by block to the same folded by row."""
-    g = fold(on(DEVICE, q), by_block=True)
-    rows, blocks = q.scales.shape
-    assert tuple(g.values.shape) == (blocks, rows, 32)
-    want = f.values.view(torch.uint8).view(rows, blocks, 32).transpose(0, 1)
-    assert torch.equal(g.values.view(torch.uint8), want)
-    assert torch.equal(g.scale.view(torch.int32), f.scale.view(torch.int32))
-    count = int(f.misfits[0])
-    assert int(g.misfits[0]) == count
-    assert sorted(g.misfits[1 : 1 + count].tolist()) == sorted(f.misfits[1 : 1 + count].tolist())
-    layout = folding.Folded.of(g.layout)
-    assert layout.by_block
-    assert not folding.Folded.of(f.layout).by_block
-
-
-# ---- folding ----
-
-
-def test_every_code_at_every_gap():
-    """One at scale 140 sets the top; all codes, twice, lie a gap below it."""
-    q = matrix([[(140, [2] + [0] * 31), (140 - gap, [*range(16), *range(16)])] for gap in range(141)])
-    exact = check_fold(q)
-    assert exact.tolist() == [gap <= 14 for gap in range(141)]
-
-
-def test_a_gap_beyond_14_fits_where_the_elements_do():
-    """A row fits as long as it holds no element with bits below the smallest step."""
-    cases = [(gap, code) for gap in range(12, 20) for code in range(16)]
-    exact = check_fold(matrix([[(140, [2] + [0] * 31), (140 - gap, [code] * 32)] for gap, code in cases]))
-    steps = [E2M1.magnitudes[code & 7] * 2.0 ** (15 - gap) for gap, code in cases]
-    assert exact.tolist() == [step == int(step) for step in steps]
-
-
-def test_zero_blocks_set_no_top_and_stay_zero():
-    zeros = [8, 0] * 16
-    q = matrix([[(254, zeros), (100, [1] * 32), (0, zeros)], [(254, zeros), (13, zeros), (3, zeros)]])
-    assert check_fold(q).tolist() == [True, True]
-    f = fold(on(DEVICE, q))
-    got = f.values.view(torch.uint8).numpy()
-    assert set(got[0, :32].tolist()) == {0, 0x80}
-    assert set(got[0, 64:].tolist()) == {0, 0x80}
-    assert f.scale.numpy()[1, 0] == 2.0**-6  # nothing live: that of scale 1
-
-
-def test_tops_beyond_the_limits():
-    tops = [*range(0, 255)]
-    q = matrix([[(top, [7, 1, 15, 9] * 8), (max(top - 3, 0), [1, 2, 3, 4] * 8)] for top in tops])
-    exact = check_fold(q)
-    assert exact.tolist() == [LOWEST_TOP - 14 + 3 <= top <= HIGHEST_TOP for top in tops]
-
-
-@pytest.mark.parametrize(
-    ("rows", "blocks", "tile"),
-    [(1, 1, 1 << 14), (5, 3, 1 << 14), (70, 4, 1 << 14), (33, 9, 1 << 14), (4, 9, 4)],
-)
-def test_drawn_operands_fold(rows, blocks, tile, monkeypatch):
-    monkeypatch.setattr(folding, "_TILE", tile)  # a longer row is read in pieces
-    monkeypatch.setattr(folding, "_WIDEST_BY_BLOCK", tile)
-    rng = np.random.default_rng(rows * blocks)
-    for low, high in ((126, 133), (110, 140)):
-        check_fold(drawn(rng, rows, 32 * blocks, low, high, nan=0.02))
-    check_fold(extreme(rng, rows, 32 * blocks))
-
-
-@pytest.mark.parametrize("shape", [(0, 64), (3, 0), (0, 0)])
-def test_nothing_to_fold(shape):
-    codes, scales = (np.zeros((shape[0], shape[1] // per), np.uint8) for per in (2, 32))
-    f = fold(on(DEVICE, MXArray(codes, scales, shape, 1)))
-    assert tuple(f.values.shape) == shape
-    assert f.misfits[0] == 0
-    g = fold(on(DEVICE, MXArray(codes, scales, shape, 1)), by_block=True)
-    assert tuple(g.values.shape) == (shape[1] // 32, shape[0], 32)
-    assert g.misfits[0] == 0
 
 
 # ---- ordered ----
@@ -397,26 +261,6 @@ def test_ways_of_bounded():
     assert TritonBackend(bounded="fp8").capabilities.bounded_class == "fp8-hopper"
     with pytest.raises(RecipeError, match="bounded = 'int8' is not one of auto, fp8, bf16"):
         TritonBackend(bounded="int8")
-
-
-@pytest.mark.clause("gemm.operands")
-def test_operands_that_do_not_fit():
-    backend = TritonBackend()
-    rng = np.random.default_rng(0)
-    with pytest.raises(ShapeError, match="contraction lengths differ"):
-        backend.scaled_gemm(on(DEVICE, drawn(rng, 2, 64)), on(DEVICE, drawn(rng, 2, 96)))
-
-
-def test_the_reference_range_is_never_exceeded():
-    reference = mxref.get_backend("reference")
-    with reference.widened():
-        assert not reference.range_exceeded()
-
-
-def test_packing_of_the_helpers():
-    q = matrix([[(127, [*range(16), *range(16)])]])
-    assert (unpack(q.codes, E2M1) == np.tile(np.arange(16), 2)).all()
-    assert (pack(unpack(q.codes, E2M1), E2M1) == q.codes).all()
 
 
 @pytest.mark.clause("conformance.capabilities", "conformance.dual")

@@ -1,4 +1,6 @@
-"""The Triton kernels under the interpreter against the reference, bit for bit, on every treatment and layout."""
+"""The Triton quantizers under the interpreter: what the conformance kit asks, other formats, and strides."""
+
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -6,11 +8,13 @@ import pytest
 import torch
 
 import taken_arrays
-from mxref import BlockShape, MXArray, OperandSpec, Rounding, ScaleRule, Stream, get_backend
-from mxref.errors import NonfiniteError, UnsupportedError
-from mxref.formats import CANONICAL_NAN
+from gfx950.inputs import corners
+from interpreted.gemm_operands import on
+from mxref import MXArray, OperandSpec, ScaleRule, Stream, conformance, get_backend
+from mxref.errors import UnsupportedError
+from mxref.formats import BLOCK_FORMATS, CANONICAL_NAN, MXFP4
+from mxref.layouts.packed import pack
 from mxref.placement import Placement
-from mxref.steps.hadamard import SIZES
 from strategies import crafted_blocks
 
 BACKEND = get_backend("mxref_triton.backend:backend")
@@ -18,6 +22,19 @@ REFERENCE = get_backend("reference")
 STREAM = Stream(seed=0xFEDCBA9876543210, step=70_000, layer=300, operand=4)
 OTHER = Stream(seed=0xFEDCBA9876543210, step=70_000, layer=300, operand=5)
 DTYPES = (np.float32, ml_dtypes.bfloat16, np.float16)
+EVERY = pytest.mark.parametrize("made", BLOCK_FORMATS.values(), ids=str)
+OTHERS = pytest.mark.parametrize("made", [f for f in BLOCK_FORMATS.values() if f is not MXFP4], ids=str)
+
+# The interpreter computes in NumPy, which warns of what a GPU does silently.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:(overflow|invalid value|underflow|divide by zero) encountered:RuntimeWarning"
+)
+
+
+def at_bounds(made, rule, exponents, length=64):
+    """Blocks at the bounds of a rule and of a format's elements as rows, a multiple of 32 of them."""
+    blocks = corners(made, ScaleRule(rule), exponents)
+    return np.resize(blocks, -(-blocks.size // (32 * length)) * 32 * length).reshape(-1, length)
 
 
 def bits_of(x):
@@ -75,69 +92,91 @@ def test_every_operation_takes_and_refuses_the_same_arrays():
     taken_arrays.hold(BACKEND)
 
 
-# ---- every treatment ----
+@pytest.mark.timeout(900)
+@pytest.mark.clause("conformance.capabilities", "conformance.dual")
+def test_conformance_of_all_but_products():
+    report = conformance.check(
+        BACKEND, ops=["quantize", "dequantize", "hadamard"], level="quick", shrink=False, formats=["mxfp4"]
+    )
+    assert report.ok, "\n\n".join(str(f) for f in report.failures)
+    assert report.total("passed") > 1400
 
 
-@pytest.mark.clause("conformance.capabilities", "quantize.order", "rounding.rne")
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("dtype", DTYPES)
+# ---- other formats ----
+
+
+@pytest.mark.clause("conformance.capabilities", "quantize.order", "rounding.rne", "rounding.prescale")
 @pytest.mark.parametrize("rule", [*ScaleRule, ">1.3", ">=1", ">=1.9"])
-def test_scale_rules(rule, dtype, axis):
-    check(crafted(dtype), OperandSpec(scale_rule=rule, zero_scale=127 * axis), axis=axis)
-    check(tiny(dtype), OperandSpec(scale_rule=rule), axis=axis)
+@EVERY
+def test_scale_rules(made, rule):
+    x = at_bounds(made, rule, (0, 1, 5, 9, 17, 127, 254))
+    check(x, OperandSpec(made, rule))
+    check(x, OperandSpec(made, rule, prescale=True, zero_scale=127), axis=0)
 
 
-@pytest.mark.clause("rounding.rna", "rounding.rtz", "rounding.sr", "random.elements")
+@pytest.mark.clause("rounding.rna", "rounding.rtz", "rounding.sr", "rounding.prescale", "random.elements")
 @pytest.mark.parametrize(
     ("rounding", "bits"), [("rna", 16), ("rtz", 16), *(("sr", r) for r in (1, 8, 16, 17, 22))]
 )
-def test_roundings(rounding, bits):
-    spec = OperandSpec(rounding=rounding, sr_bits=bits)
-    for axis, x in ((1, crafted(np.float32)), (0, heavy(64, 96)), (1, tiny(np.float32))):
-        check(x, spec, axis=axis)
+@OTHERS
+def test_roundings(made, rounding, bits):
+    spec = OperandSpec(made, rounding=rounding, sr_bits=bits)
+    x = at_bounds(made, "floor", (3, 120))
+    check(x, spec)
+    check(x.astype(ml_dtypes.bfloat16), replace(spec, scale_rule="even", prescale=True), axis=0)
 
 
-@pytest.mark.clause("rounding.prescale")
-@pytest.mark.parametrize("rounding", Rounding)
-def test_prescale(rounding):
-    check(crafted(np.float32), OperandSpec(rounding=rounding, prescale=True))
-
-
-@pytest.mark.clause("scale.block.tile")
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("hadamard", [0, 64])
-def test_tiles(hadamard, axis):
-    check(crafted(np.float32, 128), OperandSpec(block=BlockShape.TILE, hadamard=hadamard), axis=axis)
-    check(heavy(3, 64, 32), OperandSpec(block=BlockShape.TILE, rounding="sr"), axis=1 + axis)
-
-
-@pytest.mark.clause("hadamard.order", "hadamard.factor", "hadamard.policy", "hadamard.nonfinite")
-@pytest.mark.parametrize("n", SIZES)
-def test_hadamard_before_quantization(n):
-    for axis, dtype in ((1, np.float32), (0, ml_dtypes.bfloat16), (1, ml_dtypes.bfloat16)):
-        x = np.resize(crafted(dtype), (64, 256) if axis == 1 else (256, 64))
-        check(x, OperandSpec(hadamard=n, signs="per_step", scale_rule="even"), axis=axis)
-    check(tiny(ml_dtypes.bfloat16, (32, 256)), OperandSpec(hadamard=n))
-    check(tiny(np.float32, (256, 32)), OperandSpec(hadamard=n), axis=0)
-
-
-@pytest.mark.clause("hadamard.float32", "hadamard.signs")
-@pytest.mark.parametrize("n", SIZES)
-def test_hadamard_alone(n):
-    signs = 0x9E3779B97F4A7C15F39CC0605CEDC834 >> 3 & ((1 << n) - 1)
-    for axis, x in (
-        (0, crafted(np.float32)[:256]),
-        (1, heavy(32, 256)),
-        (2, heavy(3, 2, 256, dtype=np.float16)),
-        (0, heavy(256, 2, 3, dtype=np.float32)),
-        (1, heavy(2, 256, 3, dtype=np.float32)),
+@pytest.mark.clause("quantize.order", "scale.zero", "scale.nonfinite", "scale.block.tile", "hadamard.order")
+@OTHERS
+def test_other_treatments(made):
+    x = at_bounds(made, "rceil", (100, 101))[:64]
+    x[3, 5], x[9, 40], x[17] = np.nan, -np.inf, -0.0
+    for dtype, axis, how in (
+        (np.float32, 1, {"zero_scale": 127}),
+        (ml_dtypes.bfloat16, 0, {"hadamard": 16, "signs": "per_step"}),
+        (np.float16, 1, {"block": "32x32"}),
+        (np.float32, 0, {"block": "32x32", "hadamard": 64, "rounding": "sr"}),
+        (ml_dtypes.bfloat16, 1, {"hadamard": 64, "scale_rule": "rceil"}),
+        (np.float32, 0, {"hadamard": 128, "rounding": "sr"}),
     ):
-        x = x[: x.shape[0] // n * n] if axis == 0 else x
-        got = BACKEND.to_numpy(BACKEND.hadamard(BACKEND.from_numpy(x), n, signs, axis=axis))
-        assert np.array_equal(bits_of(got), bits_of(REFERENCE.hadamard(x, n, signs, axis=axis)))
+        values = np.resize(x, (128, 64) if axis == 0 else (64, 128)).astype(dtype)
+        check(values, OperandSpec(made, **how), axis=axis)
+    check(x[:40, :50], OperandSpec(made), axis=0, pad=True)
 
 
-# ---- layouts and placement ----
+@pytest.mark.clause("conformance.dual")
+@OTHERS
+def test_both_orientations_and_values_at_once(made):
+    x = np.resize(at_bounds(made, "ceil", (120,)), (96, 64)).astype(ml_dtypes.bfloat16)
+    specs = OperandSpec(made, "rceil"), OperandSpec(made, hadamard=16)
+    mixed = OperandSpec(MXFP4), OperandSpec(made, rounding="sr")
+    how = {"placements": (Placement(STREAM), Placement(OTHER))}
+    for pair in (specs, mixed, mixed[::-1]):
+        got = BACKEND.quantize_dual(BACKEND.from_numpy(x), pair, **how)
+        for g, w in zip(got, REFERENCE.quantize_dual(x, pair, **how), strict=True):
+            assert_same(g, w)
+    tiny = corners(made, ScaleRule.FLOOR, (0, 1, 2, 254))[:64]
+    for values in (x, tiny):
+        arguments = {"axis": 0, "dtype": "bfloat16", "pad": True}
+        got = BACKEND.to_numpy(BACKEND.fake_quantize(BACKEND.from_numpy(values), specs[0], **arguments))
+        assert np.array_equal(bits_of(got), bits_of(REFERENCE.fake_quantize(values, specs[0], **arguments)))
+
+
+@pytest.mark.clause(
+    "dequantize.value", "dequantize.overflow", "dequantize.nan", "formats.fp8", "formats.e8m0"
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@OTHERS
+def test_every_code_under_every_scale(made, dtype):
+    codes = np.tile((np.arange(256) % (1 << made.element.bits)).astype(np.uint8), (256, 1))
+    scales = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 8, axis=1)
+    q = MXArray(pack(codes, made.element), scales, (256, 256), 1, format=made)
+    got = BACKEND.to_numpy(BACKEND.dequantize(on("cpu", q), dtype))
+    want = REFERENCE.dequantize(q, dtype)
+    assert np.array_equal(got.view(f"u{got.itemsize}"), want.view(f"u{want.itemsize}"))
+
+
+# ---- layouts and devices ----
 
 
 @pytest.mark.clause("quantize.strides", "quantize.axis", "quantize.padding")
@@ -159,122 +198,6 @@ def test_views_of_any_strides(rounding):
         else:
             x = BACKEND.from_numpy(view)
         assert_same(BACKEND.quantize(x, spec, axis=axis, placement=Placement(STREAM), pad=True), want)
-
-
-@pytest.mark.clause("quantize.padding", "quantize.strides")
-def test_padding_and_empty():
-    for shape in ((5, 1), (33, 95), (0, 64), (64, 0), (3, 0, 32)):
-        for axis in range(len(shape)):
-            check(heavy(*shape, dtype=np.float32) if 0 not in shape else np.zeros(shape, np.float32),
-                  OperandSpec(hadamard=8), axis=axis, pad=True)  # fmt: skip
-
-
-@pytest.mark.clause("random.index", "random.counter", "quantize.parts")
-@pytest.mark.parametrize("bits", [16, 20])
-def test_parts_get_the_bits_of_the_whole(bits):
-    spec = OperandSpec(rounding="sr", sr_bits=bits, hadamard=32)
-    far = (1 << 33, 1 << 33)
-    for axis in (0, 1):
-        check(heavy(64, 96), spec, Placement(STREAM, (32, 64), (160, 256)), axis=axis)
-        check(heavy(64, 96), spec, Placement(STREAM, (far[0] - 96, far[1] - 96), far), axis=axis)
-    for axis in (1, 2):
-        check(heavy(2, 32, 64), spec, Placement(STREAM, (3, 32, 64), (7, 96, 192)), axis=axis)
-    check(heavy(64, 2, 3), spec, Placement(STREAM, (32, 1, 2), (96, 7, 9)), axis=0)
-
-
-@pytest.mark.clause("random.index", "random.counter")
-@pytest.mark.parametrize(("bits", "per_call"), [(16, 8), (20, 4)])
-def test_a_counter_that_carries_within_a_row(bits, per_call):
-    spec = OperandSpec(rounding="sr", sr_bits=bits)
-    for length in (96, 544):
-        row = (per_call << 32) // length
-        assert (per_call << 32) % length
-        check(heavy(3, length), spec, Placement(STREAM, (row - 1, 0), (row + 2, length)), axis=1)
-        check(heavy(length, 3), spec, Placement(STREAM, (0, row - 1), (length, row + 2)), axis=0)
-
-
-@pytest.mark.clause("scale.nonfinite")
-def test_nonfinite_raise_names_the_block():
-    x = heavy(4, 64)
-    x[2, 40] = np.nan
-    with pytest.raises(NonfiniteError, match=r"\(2, 1\)"):
-        BACKEND.quantize(BACKEND.from_numpy(x), OperandSpec(nonfinite="raise"))
-
-
-# ---- both orientations, values, decoding ----
-
-
-@pytest.mark.clause("conformance.dual")
-@pytest.mark.parametrize(
-    ("row", "column", "shape"),
-    [
-        ({}, {}, (96, 160)),
-        ({"hadamard": 16}, {"hadamard": 16, "zero_scale": 127}, (64, 128)),
-        ({"hadamard": 64, "signs": "per_step"}, {"hadamard": 8}, (128, 192)),
-        ({"rounding": "sr"}, {"rounding": "sr", "sr_bits": 20, "hadamard": 64}, (128, 64)),
-        ({"block": "32x32"}, {"block": "32x32", "scale_rule": "even"}, (96, 64)),
-        ({"hadamard": 128}, {}, (64, 128)),
-    ],
-)
-def test_dual(row, column, shape):
-    specs = OperandSpec(**row), OperandSpec(**column)
-    for dtype in DTYPES:
-        x = np.resize(crafted(dtype), shape)
-        placements = tuple(Placement(stream, (64, 128), (1024, 2048)) for stream in (STREAM, OTHER))
-        got = BACKEND.quantize_dual(BACKEND.from_numpy(x), specs, placements=placements)
-        for g, w in zip(got, REFERENCE.quantize_dual(x, specs, placements=placements), strict=True):
-            assert_same(g, w)
-
-
-@pytest.mark.clause("conformance.dual")
-def test_dual_of_what_has_to_be_padded():
-    x, specs = heavy(40, 70), (OperandSpec(), OperandSpec(rounding="sr"))
-    got = BACKEND.quantize_dual(
-        BACKEND.from_numpy(x), specs, placements=(Placement(), Placement(OTHER)), pads=(True, True)
-    )
-    for g, w in zip(
-        got,
-        REFERENCE.quantize_dual(x, specs, placements=(Placement(), Placement(OTHER)), pads=(True, True)),
-        strict=True,
-    ):
-        assert_same(g, w)
-
-
-@pytest.mark.clause("conformance.dual")
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("axis", [0, 1])
-def test_fake_quantize(axis, dtype):
-    for x, rule in ((crafted(np.float32), "ceil"), (heavy(70, 90), "floor")):
-        arguments = {"axis": axis, "dtype": dtype, "pad": True}
-        got = BACKEND.to_numpy(
-            BACKEND.fake_quantize(BACKEND.from_numpy(x), OperandSpec(scale_rule=rule), **arguments)
-        )
-        assert got.shape == x.shape
-        assert np.array_equal(
-            bits_of(got), bits_of(REFERENCE.fake_quantize(x, OperandSpec(scale_rule=rule), **arguments))
-        )
-
-
-@pytest.mark.clause("dequantize.value", "dequantize.overflow", "dequantize.nan", "formats.e8m0")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_dequantize_every_code_under_every_scale(dtype):
-    codes = np.tile(
-        np.array([lo | hi << 4 for lo, hi in zip(range(16), range(15, -1, -1), strict=True)], np.uint8),
-        (256, 1),
-    )
-    scales = np.arange(256, dtype=np.uint8)[:, None]
-    for axis, shape in ((1, (256, 32)), (1, (256, 27)), (0, (32, 256)), (0, (32, 64, 4)), (1, (4, 32, 64))):
-        rows = shape[:axis] + shape[axis + 1 :]
-        stored = codes.reshape(*rows, 16), scales.reshape(*rows, 1)
-        q = MXArray(*stored, shape, axis)
-        given = MXArray(*map(BACKEND.from_numpy, stored), shape, axis)
-        got, want = BACKEND.to_numpy(BACKEND.dequantize(given, dtype)), REFERENCE.dequantize(q, dtype)
-        assert got.shape == want.shape
-        assert got.dtype == want.dtype
-        nan = np.isnan(want.astype(np.float32))
-        assert np.array_equal(np.ascontiguousarray(got).view(f"u{got.itemsize}")[nan],
-                              np.ascontiguousarray(want).view(f"u{got.itemsize}")[nan])  # fmt: skip
-        assert np.array_equal(bits_of(got), bits_of(want))
 
 
 @pytest.mark.clause("conformance.unsupported")
