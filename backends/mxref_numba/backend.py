@@ -55,8 +55,7 @@ class NumbaBackend(Backend):
             BackendError: the path is unknown, or the CPU cannot run it.
             SettingError: the same for a path that the variable names.
         """
-        choice = choose(path)
-        self.path, self._why = choice.path, choice.why
+        self.path, self._why = choose(path)
         self._target = TARGETS.get(self.path)
         if path != "auto":
             self.name = f"numba-{self.path}"

@@ -20,7 +20,6 @@ import pickle
 import re
 import tempfile
 import warnings
-from collections.abc import Callable
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -91,7 +90,9 @@ class _KernelFiles:
             except OSError:
                 os.unlink(partial)
                 raise
-            self._remove(lambda sources: sources != source_stamp())
+            for file in self._folder.glob("*.kernel"):
+                if (named := _NAME.search(file.name)) and named["sources"] != source_stamp():
+                    file.unlink(missing_ok=True)
         except OSError as err:
             warnings.warn(
                 f"a compiled kernel could not be kept in {self._folder} ({err}), so the next process compiles it "
@@ -99,15 +100,6 @@ class _KernelFiles:
                 RuntimeWarning,
                 stacklevel=2,
             )
-
-    def flush(self) -> None:
-        """Remove the kernel's files."""
-        self._remove(lambda _: True, self._base)
-
-    def _remove(self, unwanted: Callable[[str], bool], prefix: str = "") -> None:
-        for file in self._folder.glob(f"{prefix}*.kernel"):
-            if (named := _NAME.search(file.name)) and unwanted(named["sources"]):
-                file.unlink(missing_ok=True)
 
 
 class UntrustedFolder(RuntimeError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
@@ -46,16 +45,10 @@ def available() -> tuple[KernelPath, ...]:
     return tuple(path for path in REQUIRED if not missing(path))
 
 
-@dataclass(frozen=True)
-class PathChoice:
-    """A path, and why it was chosen."""
+def choose(path: str) -> tuple[KernelPath, str]:
+    """Return a path and why it was chosen: the one of that name.
 
-    path: KernelPath
-    why: str
-
-
-def choose(path: str) -> PathChoice:
-    """Return the path of that name; for `auto` the one that MXREF_NUMBA_PATH names, or the fastest one without it.
+    For `auto` it is the one that MXREF_NUMBA_PATH names, or without this variable the fastest one.
 
     Raises:
         BackendError: no path has the name, or the CPU cannot run it.
@@ -65,16 +58,16 @@ def choose(path: str) -> PathChoice:
         return _chosen_by_environment()
     if problem := _problem(path):
         raise BackendError(f"kernel path {problem}")
-    return PathChoice(KernelPath(path), "asked for by name")
+    return KernelPath(path), "asked for by name"
 
 
-def _chosen_by_environment() -> PathChoice:
+def _chosen_by_environment() -> tuple[KernelPath, str]:
     asked = os.environ.get(VARIABLE) or "auto"
     if asked == "auto":
-        return PathChoice(available()[0], _why_no_faster())
+        return available()[0], _why_no_faster()
     if problem := _problem(asked):
         raise SettingError(f"{VARIABLE}={problem}")
-    return PathChoice(KernelPath(asked), f"{VARIABLE}={asked}")
+    return KernelPath(asked), f"{VARIABLE}={asked}"
 
 
 def _problem(path: str) -> str:

@@ -74,16 +74,11 @@ class _Tiling(NamedTuple):
     powers: int
     """The scales of B."""
     sums: int
-    mended: int
-    """Single sums."""
     size: int
 
 
 def _tiling(rows: int, columns: int, pitch: int, item: int, products_per_element: int) -> _Tiling:
-    sizes = (
-        *(item * n for n in (rows * _K, _K * pitch, 4 * pitch, pitch)),
-        *(4 * n for n in (rows * pitch, pitch)),
-    )
+    sizes = *(item * n for n in (rows * _K, _K * pitch, 4 * pitch, pitch)), 4 * rows * pitch
     return _Tiling(rows, columns, pitch, products_per_element, *accumulate(sizes, initial=0))
 
 
@@ -120,7 +115,7 @@ def _wide_power(code):
 
 
 @kernel(fastmath={"contract"})
-def _add_narrow(sums, dots, a, b, row, width, power, powers, span, spans, widest, units_a, units_b, mended):
+def _add_narrow(sums, dots, a, b, row, width, power, powers, span, spans, widest, units_a, units_b):
     for c in range(width):
         sums[c] = np.float32(sums[c] + dots[c] * power * powers[c])
 
@@ -170,25 +165,21 @@ def _split_sum(acc, a, b, row, column, units_a, units_b, power):
 
 
 @kernel
-def _mend(row, sums, dots, a, b, width, span, spans, power_a, powers, units_a, units_b, mended):
-    """Fill mended[:width] with the sums of a row, as they are to be, where its dots are not exact."""
+def _accumulate_split(sums, dots, a, b, row, width, power, powers, span, spans, units_a, units_b):
+    """Do what `_accumulate` does, with dots of integers where float64 does not hold them."""
     for c in range(width):
         if span + spans[c] > _SPAN and sums[c] - sums[c] == 0 and dots[c] - dots[c] == 0:
-            mended[c] = _split_sum(sums[c], a, b, row, c, units_a, units_b, power_a * powers[c])
+            sums[c] = _split_sum(sums[c], a, b, row, c, units_a, units_b, power * powers[c])
+        else:
+            sums[c] = np.float32(_odd_sum(np.float64(sums[c]), dots[c] * (power * powers[c])))
 
 
 @kernel(inline="always")
-def _add_wide(sums, dots, a, b, row, width, power, powers, span, spans, widest, units_a, units_b, mended):
-    wide = span + widest > _SPAN
-    if wide:
-        for c in range(width):
-            mended[c] = np.float32(np.nan)
-        _mend(row, sums, dots, a, b, width, span, spans, power, powers, units_a, units_b, mended)
-    _accumulate(sums, dots, width, power, powers)
-    if wide:
-        for c in range(width):
-            if mended[c] == mended[c]:
-                sums[c] = mended[c]
+def _add_wide(sums, dots, a, b, row, width, power, powers, span, spans, widest, units_a, units_b):
+    if span + widest > _SPAN:
+        _accumulate_split(sums, dots, a, b, row, width, power, powers, span, spans, units_a, units_b)
+    else:
+        _accumulate(sums, dots, width, power, powers)
 
 
 # ---- the product ----
@@ -259,7 +250,7 @@ def _store(sums, row, column, height, width, job):
 
 def _multiplier(tiling: _Tiling, elements_at: Any, power_of: Any, add: Any) -> Any:
     """Return a kernel that computes some tiles of C with numbers of one type."""
-    tile_rows, tile_columns, pitch, _, a_at, b_at, dots_at, powers_at, sums_at, mended_at, _ = tiling
+    tile_rows, tile_columns, pitch, _, a_at, b_at, dots_at, powers_at, sums_at, _ = tiling
 
     @kernel(inline="always")
     def multiply(job, begin, end, room):
@@ -280,7 +271,6 @@ def _multiplier(tiling: _Tiling, elements_at: Any, power_of: Any, add: Any) -> A
             carray(elements_at(room + dots_at), (4, pitch)), carray(elements_at(room + powers_at), (pitch,))
         )  # fmt: skip
         sums = carray(floats_at(room + sums_at), (tile_rows, pitch))
-        mended = carray(floats_at(room + mended_at), (pitch,))
         across = -(-n // tile_columns)
         for task in range(begin, end):
             row, column = task // across * tile_rows, task % across * tile_columns
@@ -308,7 +298,7 @@ def _multiplier(tiling: _Tiling, elements_at: Any, power_of: Any, add: Any) -> A
                         span = np.int64(a_spans[block, row + r + i])
                         add(
                             sums[r + i], dots[i], a, b, r + i, width, power, powers, span, spans, widest,
-                            units_a, units_b, mended,
+                            units_a, units_b,
                         )  # fmt: skip
             _store(sums, row, column, height, width, job)
 
