@@ -10,7 +10,7 @@ import pytest
 
 from ablations import raw
 from ablations.conclusions import signed
-from ablations.test_conclusions import PAGE, RECIPES
+from ablations.test_conclusions import PAGE, README, RECIPES
 
 T5 = {95: 2.5705818356363146, 90: 2.015048372669157}
 """Points of Student's t with 5 degrees of freedom, from a table."""
@@ -39,6 +39,19 @@ def pairs(arm: str, against: str, recipe: str = "bf16") -> list[float]:
             found[record["arm"]][record["pair"]] = record["last"]["losses"][recipe]["validation"]
     assert all(sorted(values) == list(range(TRUNKS)) for values in found.values())
     return [found[arm][trunk] - found[against][trunk] for trunk in range(TRUNKS)]
+
+
+def whole(arm: str, against: str, ladder: str, recipe: str) -> list[float]:
+    """Return the same of whole runs, at equal seeds."""
+    one, other = (
+        {
+            record["pair"]: record["last"]["losses"][recipe]["validation"]
+            for record in raw.records(ladder)
+            if record["arm"] == name
+        }
+        for name in (arm, against)
+    )
+    return [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
 
 
 def half(values: list[float], level: int = 95) -> float:
@@ -99,9 +112,24 @@ def test_what_is_exploratory() -> None:
     def mean(arm: str, against: str, recipe: str) -> str:
         return f"{fmean(pairs(arm, against, recipe)):+.4f}".replace("-", "−")
 
+    larger, smaller = (
+        whole(*sides, "bf16")
+        for sides in (("all", "fprop-dgrad", "paper_50m"), ("dgrad-wgrad", "fp8", "mx64"))
+    )
+    assert len(larger) == len(smaller) == 3
+    assert min(larger) > 0
+    assert (
+        f"Whole runs show more, in BF16 too (exploratory): W {signed(fmean(larger))} at 50M in 3 of 3 pairs, D+W "
+        f"under FP8's F {signed(fmean(smaller))} at 20M."
+    ) in PAGE
+    assert signed(fmean(raw.pairs("dgrad-wgrad", "fp8", "mx64"))) == signed(fmean(smaller))
+    rht16 = [
+        signed(fmean(whole("all-rht16-step", "all-h16", "paper_50m", recipe))) for recipe in ("own", "bf16")
+    ]
+    assert f"in BF16; 50M whole runs have {rht16[0]} and {rht16[1]}." in PAGE
     assert (
         f"in the arm's own arithmetic F costs {mean('fprop', 'fp8', 'own')}, and H16 takes "
         f"{mean('all-h16', 'all', 'own')}. RHT16 less H16 is {mean('all-rht16-step', 'all-h16', 'own')} in it, "
         f"{mean('all-rht16-step', 'all-h16', 'bf16')} in BF16"
     ) in PAGE
-    assert f"Annealed, only Fprop in MXFP4 costs: {signed(fmean(pairs('fprop', 'fp8')))}." in RECIPES
+    assert f"Annealed, MXFP4's {signed(fmean(pairs('all', 'fp8')))} is Fprop's alone." in RECIPES

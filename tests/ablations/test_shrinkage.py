@@ -11,6 +11,7 @@ from ablations import raw
 from ablations.conclusions import signed
 from ablations.ladders import arm_of, pooled, results_of
 from ablations.test_conclusions import PAGE
+from ablations.test_mx64 import in_bf16
 from mxref_training.lab.contrasts import Difference
 
 SIDES = {"grid": ("e1m2", "e2m1"), "grid-h16": ("e1m2-h16", "e2m1-h16"), "gain": ("e2m1-gain", "e2m1")}
@@ -64,6 +65,11 @@ def test_the_common_spread_is_that_of_plain_arithmetic(name: str) -> None:
     assert stdev(values) < 1.5 * spread()
 
 
+def test_in_bf16() -> None:
+    found = [signed(in_bf16(*sides, "shrinkage")) for sides in SIDES.values()]
+    assert "(BF16: {}, {}, {}).".format(*found) in PAGE
+
+
 def test_the_rule_gives_neither() -> None:
     grid, under_h16, gain = (contrast(name) for name in SIDES)
     corrected = raw.holm({name: contrast(name).p for name in SIDES})
@@ -76,11 +82,8 @@ def test_the_rule_gives_neither() -> None:
     assert corrected["grid-h16"] > 0.05
     assert gain.estimate + T24[90] * gain.error > 0.015
     said = [f"{signed(one.estimate)} ± {one.half_width():.3f}" for one in (grid, under_h16, gain)]
-    assert "is {} from E2M1, {} under H16; undoing E2M1's gain {}.".format(*said) in PAGE
-    seeds = next(row for row in results_of("shrinkage")["contrasts"] if row["name"] == "grid-h16")[
-        "pairs_to_decide"
-    ]
+    assert "is {} above E2M1, {} under H16; undoing E2M1's gain {} (BF16: ".format(*said) in PAGE
     assert (
-        "**Neither, by the rule**: nothing has shrinkage's sign, and noise needed a higher E1M2 under H16. "
-        f"{seeds} seeds would tell."
-    ) in PAGE
+        f"and the gain within ±0.015 at 90 % (it reaches {signed(gain.estimate + T24[90] * gain.error)})"
+        in PAGE
+    )
