@@ -18,9 +18,9 @@ from ablation_fakes import FakeTrainer, in_process, ladder, run_branches, run_la
 from mxref.cli import main
 from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref.tomlio import to_table
+from mxref_training.branch_start import begin_branch
 from mxref_training.errors import ConfigError
 from mxref_training.interrupt import Interrupted
-from mxref_training.lab.branch_start import begin_branch
 from mxref_training.lab.branches import assemble_branches
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.last_checkpoint import Extra

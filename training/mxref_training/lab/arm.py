@@ -20,6 +20,7 @@ from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import build, to_table
 from mxref_training import environment
+from mxref_training.branch_start import begin_branch
 from mxref_training.checkpoint import CheckpointStore
 from mxref_training.config import TrainConfig
 from mxref_training.config_files import config_from_table
@@ -28,7 +29,6 @@ from mxref_training.durable import explained, locked, make_folder, sync
 from mxref_training.errors import ConfigError, DivergedError
 from mxref_training.identity import identity
 from mxref_training.lab import result_file
-from mxref_training.lab.branch_start import begin_branch
 from mxref_training.lab.ladder import SEED, Arm
 from mxref_training.lab.last_checkpoint import Extra, evaluate_last, release
 from mxref_training.lab.result_file import Record, plain, read_json, write_json
@@ -57,6 +57,21 @@ class Start:
 def run_name(arm: str, seed: int) -> str:
     """Return the name of a run's directory: that of its arm, and which repetition it is, counted from 0."""
     return f"{arm}{SEED}{seed}" if seed else arm
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run before anything is known of its tokens."""
+
+    arm: Arm
+    seed: int
+    """Number of the repetition."""
+    steps: int
+    """That it takes."""
+    place: Path
+    """Its directory in that of the ladder."""
+    whole: bool = True
+    """Whether it starts at step 0, and so may keep its checkpoints."""
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ import mxref
 from mxref.tomlio import to_table
 from mxref_training.config import Schedule
 from mxref_training.errors import ConfigError
-from mxref_training.lab.arm import DESIGN, ArmRun, Start, run_name
+from mxref_training.lab.arm import DESIGN, ArmRun, Planned, Start, run_name
 from mxref_training.lab.contrasts import student_point
 from mxref_training.lab.ladder import Arm, Ladder
 from mxref_training.lab.last_checkpoint import VALIDATION
 from mxref_training.lab.moments import Branch
 from mxref_training.lab.result_file import Record, digest, write_json
-from mxref_training.lab.study import Planned, Study, Tally, require_runnable, seeded
+from mxref_training.lab.study import Study, Tally, require_runnable, seeded
 
 if TYPE_CHECKING:
     from mxref_training.config import TrainConfig

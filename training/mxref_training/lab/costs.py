@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mxref_training.forecast import memory
 from mxref_training.lab import result_file
-from mxref_training.lab.arm import ArmRun
+from mxref_training.lab.arm import ArmRun, Planned
 from mxref_training.lab.result_file import Record
 from mxref_training.layout import check_layout
 from mxref_training.model.llama import flops_per_token, parameter_count
@@ -19,7 +19,6 @@ from mxref_training.model.llama import flops_per_token, parameter_count
 if TYPE_CHECKING:
     from mxref_training.config import TrainConfig
     from mxref_training.lab.ladder import Ladder
-    from mxref_training.lab.study import Planned
 
 SPARE = 1.1
 """Factor by which a run may take longer than the slowest one of its arm."""

@@ -14,7 +14,7 @@ from mxref.errors import FileFormatError, UnsupportedError
 from mxref.tomlio import nearest, shown
 from mxref_torch.conversion.convert import require_supported
 from mxref_training.errors import ConfigError
-from mxref_training.lab.arm import DESIGN, ArmRun, fingerprint, run_name
+from mxref_training.lab.arm import DESIGN, ArmRun, Planned, fingerprint, run_name
 from mxref_training.lab.costs import Costs
 from mxref_training.lab.ladder import SEED, Arm, Ladder
 from mxref_training.lab.last_checkpoint import Extra
@@ -44,21 +44,6 @@ class Runner(Protocol):
         Raises:
             Interrupted: a signal asked to stop.
         """
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A run before anything is known of its tokens."""
-
-    arm: Arm
-    seed: int
-    """Number of the repetition."""
-    steps: int
-    """That it takes."""
-    place: Path
-    """Its directory in that of the ladder."""
-    whole: bool = True
-    """Whether it starts at step 0, and so may keep its checkpoints."""
 
 
 def planned(
