@@ -123,6 +123,7 @@ def test_what_is_exploratory() -> None:
         f"under FP8's F {signed(fmean(smaller))} at 20M."
     ) in PAGE
     assert signed(fmean(raw.pairs("dgrad-wgrad", "fp8", "mx64"))) == signed(fmean(smaller))
+    assert f"in the backward pass too ({fmean(smaller):.3f} at 20M, exploratory)." in " ".join(README.split())
     rht16 = [
         signed(fmean(whole("all-rht16-step", "all-h16", "paper_50m", recipe))) for recipe in ("own", "bf16")
     ]
