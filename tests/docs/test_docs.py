@@ -126,7 +126,7 @@ def test_toml_of_the_ablation_page_is_a_ladder(tmp_path):
 
     (tmp_path / "ladder.toml").write_text("\n".join(blocks("how-to/ablation.rst", "toml")))
     ladder = load_ladder(tmp_path / "ladder.toml")
-    assert [arm.name for arm in ladder.arm] == ["fp8", "fp8-seed2", "h16"]
+    assert [arm.name for arm in ladder.arm] == ["fp8", "h16"]
     assert [(contrast.arm, contrast.against) for contrast in ladder.contrast] == [("h16", "fp8")]
 
 
