@@ -89,11 +89,11 @@ def _sections(name: str, results: Results, known: Mapping[str, str] = MappingPro
 
 def _answer(row: dict[str, Any]) -> str:
     """Return the outcome, the seeds that would decide it, and the mark of pairs that scatter."""
-    said: str = {"underpowered": "Underpowered", "missing": "Not run yet"}.get(
+    said: str = {"underpowered": "Cannot be told", "missing": "Not run yet"}.get(
         row["outcome"], row["outcome"].capitalize()
     )
     if row["pairs_to_decide"]:
-        said += f"; {row['pairs_to_decide']} seeds"
+        said += f"; about {row['pairs_to_decide']} seeds would tell"
     return said + ("; its pairs scatter" if row["loss"] and row["loss"]["noisy"] else "")
 
 
