@@ -45,7 +45,6 @@ default_role = "code"
 smartquotes = False
 
 autosummary_generate = False
-autodoc_default_options = {"members": True, "undoc-members": True}
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
