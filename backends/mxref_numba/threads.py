@@ -124,8 +124,8 @@ def run(native: Native, job: tuple[Any, ...], tasks: int, elements: int, room: i
         BackendError: in a process that was forked from one that used OpenMP, where threads would kill it.
     """
     fields, workers = in_memory(job), worker_count(elements)
-    memory = np.empty(workers * room + LINE if room else 0, np.uint8)
-    rooms = aligned(memory) if room else 0
+    memory = np.empty(workers * room + LINE, np.uint8) if room else None
+    rooms = 0 if memory is None else aligned(memory)
     if workers == 1:  # in the calling thread
         native.call(fields, 0, tasks, rooms)
         return

@@ -207,10 +207,7 @@ class _Packing(NamedTuple):
     rows: int
     blocks: int
     records: int
-    found: int
-    """What is found about rows, behind the records."""
-    padded: int
-    """Rows of all panels."""
+    panels: int
     height: int
     """Rows of a panel."""
     step: int
@@ -247,7 +244,8 @@ class _Product(NamedTuple):
 @VectorNative
 def _pack(address, begin, end, room):
     job = fields_at(address, _Packing)
-    rows, height, blocks, found, padded = job.rows, job.height, job.blocks, job.found, job.padded
+    rows, height, blocks = job.rows, job.height, job.blocks
+    found, padded = job.records + job.panels * job.size, job.panels * height
     for panel in range(begin, end):
         record = job.records + panel * job.size
         for r in range(0, height, job.step):
@@ -308,12 +306,10 @@ def packed(target: Target, q: MXArray, *, is_right: bool) -> NDArray[np.uint8]:
     height, step, record = (t.columns, t.lanes, t.right_record) if is_right else (t.rows, 1, t.left_record)
     panels = -(-rows // height)
     out = buffers.empty((panels * (blocks * record + 3 * height),), np.uint8)
-    records = address_of(out)
     job = _Packing(
         is_right=is_right, codes=address_of(codes), code_pitch=codes.strides[0], scales=address_of(scales),
-        scale_pitch=scales.strides[0], rows=rows, blocks=blocks, records=records,
-        found=records + panels * blocks * record, padded=panels * height, height=height, step=step,
-        size=blocks * record,
+        scale_pitch=scales.strides[0], rows=rows, blocks=blocks, records=address_of(out), panels=panels,
+        height=height, step=step, size=blocks * record,
     )  # fmt: skip
     run(_pack.on(target), job, panels, rows * q.length)
     return out

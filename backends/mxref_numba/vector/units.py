@@ -66,10 +66,6 @@ Quantized = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
 _PART = Unit(256, 512)
 """Rows and columns of a matrix that are quantized along one axis, then the other: multiples of every Hadamard size."""
-_COLUMNS_PART = Unit(128, 1024)
-"""The same if columns are not transposed: half a mebibyte of float32, which a second-level cache holds."""
-_STAGED_LINES = 8
-"""Rows of such a part that are staged at once: 33 KiB of float32, which a first-level cache holds."""
 _CODES, _SCALES, _FLOOR, _ZEROS, _PANEL = (
     4 * LONGEST_STEP + n for n in (0, LONGEST_STEP, LONGEST_STEP + 64, LONGEST_STEP + 192, LONGEST_STEP + 256)
 )
@@ -219,19 +215,8 @@ def quantize_dual(
     """Return what `quantize_planned` returns for both axes of a matrix, reading it once, part by part."""
     results = Result(row), Result(column)
     for first, second in zip(*(_jobs(each, x, target, join=False) for each in results), strict=True):
-        if COLUMNS in (first.flow, second.flow):
-            part = _COLUMNS_PART if second.flow == COLUMNS else Unit(*_COLUMNS_PART[::-1])
-            _run(part, _by_lines(first), _by_lines(second))
-        else:
-            _run(_PART, first, second)
+        _run(_PART, first, second)
     return results[0].arrays(), results[1].arrays()
-
-
-def _by_lines(job: VectorJob) -> VectorJob:
-    """Return a job whose unit, where rows are staged one by one, is several rows of a part."""
-    if job.flow == STAGED and not job.job.tile:
-        return job._replace(unit=Unit(_STAGED_LINES, _COLUMNS_PART.columns))
-    return job
 
 
 def _run(part: Unit, *jobs: VectorJob) -> None:
