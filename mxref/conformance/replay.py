@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from mxref._version import __version__
 from mxref.backend import Backend
 from mxref.conformance.blame import blame, cause
-from mxref.conformance.checking import Check, Subject
+from mxref.conformance.checking import Check, Op, Subject
 from mxref.conformance.finding import block_failure, product_check, quantize_check
 from mxref.conformance.outcome import Failure, Judgement, check_writable, write
 from mxref.conformance.requests.decoding import first_place, shown
@@ -152,6 +152,8 @@ def where_text(where: Mapping[str, str]) -> str:
 class ReplayedCall:
     """The result of one recorded operation."""
 
+    op: Op
+    """`quantize` or `gemm`."""
     text: str
     """The operation and its place, and whether the recorded and the new answer are right."""
     recorded: Failure | None = None
@@ -228,7 +230,7 @@ def _replayed(subject: Subject, call: Call) -> ReplayedCall:
         f"{check.asked.op.value} of {check.title}: {call.compared}, the recorded answer {before}, "
         f"{subject.backend.name} {now}"
     )
-    return ReplayedCall(text, recorded, answered, undeclared)
+    return ReplayedCall(check.asked.op, text, recorded, answered, undeclared)
 
 
 # ---- the file ----
