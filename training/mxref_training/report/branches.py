@@ -53,8 +53,9 @@ def branch_tables(results: dict[str, Any]) -> list[Table]:
 
 def branch_screen(results: dict[str, Any]) -> Screen:
     """Return the differences at the end of the branches for a terminal."""
-    trunk, part = results["design"]["trunk"], results["last"]
-    return branch_tables(results)[0].screen(
-        caption=f"Loss less that of {trunk} after {results['design']['updates']} updates on the same batches, in nats; "
-        f"training: mean of the last {part:.0%}; ±: 95 % over the seeds"
+    design = results["design"]
+    narrow = branch_tables(results)[0].without("label", "train_last", "train_half_width", "pairs")
+    return narrow.screen(
+        caption=f"Loss less that of {design['trunk']} after {design['updates']} updates on the same batches, in nats; "
+        "±: 95 % over the seeds"
     )

@@ -144,6 +144,11 @@ def middle(values: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
+def facts_of(found: Mapping[str, Any]) -> str:
+    """Return names with their values in one line."""
+    return ", ".join(f"{name} {value}" for name, value in found.items())
+
+
 def markdown_text(text: str) -> str:
     """Return a text that Markdown shows as it is, in a line of its own or in a cell of a table."""
     line = " ".join(printable(text).split("\n"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mxref_training.report.ladder.plots import short_names
+from mxref_training.report.table import facts_of
 from mxref_training.wording import counted
 
 Results = dict[str, Any]
@@ -165,8 +166,3 @@ def provenance(results: Results) -> list[tuple[str, str]]:
         if said:
             lines[part.capitalize()] = "; ".join(dict.fromkeys(said))
     return list(lines.items())
-
-
-def facts_of(found: dict[str, Any]) -> str:
-    """Return names with their values in one line."""
-    return ", ".join(f"{name} {value}" for name, value in found.items())

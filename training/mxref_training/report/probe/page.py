@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from mxref_training.probe.results import Results
-from mxref_training.report.ladder.words import facts_of
 from mxref_training.report.page import Page
 from mxref_training.report.probe.plots import figures
 from mxref_training.report.probe.tables import ROLES, headline, summary
-from mxref_training.report.table import Column, Table
+from mxref_training.report.table import Column, Table, facts_of
 
 NAME = "probe"
 
