@@ -72,6 +72,14 @@ def test_each_step_of_ci_is_a_target_and_the_wheel_is_one():
     assert {"lint", "docs", "test", "release"} <= set(targets)
 
 
+def test_make_quick_names_tests_that_exist():
+    """A file that is not there ends it with an error of pytest's."""
+    shown = subprocess.run(["make", "-n", "quick"], cwd=ROOT, capture_output=True, check=True, text=True)
+    named = [word.partition("::")[0] for word in shown.stdout.split() if word.startswith("tests/")]
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
 def sources() -> list[Path]:
     done = subprocess.run(
         ["git", "ls-files", "mxref", "backends", "training"],
