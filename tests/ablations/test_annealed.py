@@ -10,7 +10,7 @@ import pytest
 
 from ablations import raw
 from ablations.conclusions import signed
-from ablations.test_conclusions import PAGE, RECIPES
+from ablations.test_conclusions import PAGE, README, RECIPES
 
 T5 = {95: 2.5705818356363146, 90: 2.015048372669157}
 """Points of Student's t with 5 degrees of freedom, from a table."""
