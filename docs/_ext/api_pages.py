@@ -3,6 +3,7 @@
 - A public name is documented once, under the name by which users import it. References to the module that defines it
   lead there, so that a clause may name its code.
 - An enumeration is a table of its members.
+- What an attribute's docstring says before a colon is not its type.
 """
 
 from __future__ import annotations
@@ -47,6 +48,14 @@ def document_members(app: Sphinx, what: str, name: str, obj: Any, options: Any, 
         if not any(row[2] for row in rows):
             rows, columns, widths = [row[:2] for row in rows], columns[:2], [50, 50]
         lines += ["", *list_table(columns, rows, widths)]
+
+
+def keep_colon(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Break an attribute's first line at its colon: Napoleon would take what stands before it for a type."""
+    if what in ("attribute", "data", "property") and lines:
+        head, colon, rest = lines[0].partition(": ")
+        if colon:
+            lines[:1] = [f"{head}:", rest]
 
 
 def signature(app: Sphinx, what: str, name: str, obj: Any, *rest: Any) -> tuple[str, None] | None:
@@ -109,6 +118,9 @@ def add_targets(app: Sphinx, doctree: nodes.document) -> None:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect the handlers."""
+    app.connect(
+        "autodoc-process-docstring", keep_colon, priority=400
+    )  # before Napoleon, whose priority is 500
     app.connect("autodoc-process-docstring", document_members)
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-skip-member", skip)

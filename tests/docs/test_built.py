@@ -140,6 +140,14 @@ def test_links_are_relative(pages: dict[Path, Page]) -> None:
     ] == []
 
 
+def test_no_words_of_an_attribute_are_taken_for_its_type() -> None:
+    """`Globs: these layers stay` became the text `these layers stay` with the type `Globs`."""
+    taken = [
+        path.name for path in HTML.glob("reference/*.html") if ">Type<" in path.read_text(encoding="utf-8")
+    ]
+    assert taken == []
+
+
 def test_the_groups_of_the_sidebar_are_short(pages: dict[Path, Page]) -> None:
     text = (HTML / "index.html").read_text(encoding="utf-8")
     (tree,) = re.findall(r'<div class="sidebar-tree">(.*?)</div>', text, re.DOTALL)

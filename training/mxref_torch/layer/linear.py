@@ -155,7 +155,7 @@ def converted(model: Any) -> dict[str, MXLinear]:
 def sole_uses(loss: torch.Tensor) -> dict[Any, torch.Tensor]:
     """Map each node of a linear layer that is its weight's only reader to that weight.
 
-    Assign the result to `handle.sole_uses`. The backward pass of this graph then adds each Wgrad product of a
+    Assign the result to `handle.context.sole_uses`. The backward pass of this graph then adds each Wgrad product of a
     block format to the existing `.grad` and gives autograd nothing to add. Autograd still adds a gradient that does
     not exist yet, is not float32 and contiguous, or has hooks, and it adds everything in compiled code. Take gradients
     by `backward()` of the whole graph: `torch.autograd.grad` would get none for these weights.
