@@ -25,7 +25,7 @@ from mxref.terminal import echo
     "name",
     metavar="NAME",
     shell_complete=known.backends,
-    help="A name, module:object or path/to/file.py:object; default as elsewhere.",
+    help="Default: see `mxref backends`. Also module:object or path/to/file.py:object.",
 )
 @click.option(
     "--op", "ops", multiple=True, type=click.Choice([op.value for op in Op]), help="Only this operation."

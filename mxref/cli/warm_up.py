@@ -16,7 +16,7 @@ from mxref.discovery import choose, get_backend
     "name",
     metavar="NAME",
     shell_complete=known.backends,
-    help="A name, module:object or path/to/file.py:object; default as elsewhere.",
+    help="Default: see `mxref backends`. Also module:object or path/to/file.py:object.",
 )
 def warm_up(name: str | None) -> None:
     """Compile every kernel of a backend ahead of its first use.

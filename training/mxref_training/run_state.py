@@ -1,4 +1,8 @@
-"""What a checkpoint holds: weights, moments, FP8 scales, generators, the place in the data, and what must be equal."""
+"""What a checkpoint holds: weights, moments, FP8 scales, generators of random numbers, and the place in the data.
+
+`TrainingRun._save` in `trainer` adds the lengths of the logs and the identity of the run, which must be equal when it
+resumes.
+"""
 
 from __future__ import annotations
 

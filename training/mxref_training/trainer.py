@@ -14,8 +14,8 @@ Where an operand leaves the range of the backend's fast GEMM, steps 2 and 3 are 
 A captured step is reported when the next has begun. `catch_up` waits for it, before a phase, an evaluation or a save.
 
 A checkpoint holds what `RunState.snapshot` in `run_state` returns, in the files that `checkpoint` describes. Ranks
-meet at the start and the end of a run, in a step (`distributed.share`: gradients, loss, norm, FP8 scales, and whether a
-value left its range or was not finite), in an evaluation, when they agree on a signal, and in a save.
+meet at the start and the end of a run, in a step (`distributed.share`: gradients, loss, norm and FP8 scales;
+`distributed.ranks`: whether a value left its range), in an evaluation, when they agree on a signal, and in a save.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Shared scales: amax over a unit's own elements, and E8M0 codes from its bits."""
+"""The shared scale of a block: amax, and the scale rule as one addition to its bits.
+
+`carry` of `scale_code` is the rule: `Treatment.carry` in `treatment` says how it is made from the rule's bound.
+"""
 
 # Triton infers the types of kernels.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-incomplete-defs, allow-untyped-decorators

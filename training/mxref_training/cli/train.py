@@ -95,7 +95,7 @@ def train(
 
     \b
     On eight GPUs, plan a run, and train:
-      mxref train llama31_8b --set run.micro_batch=8 --dry-run --ranks 8
+      mxref train mine.toml --dry-run --ranks 8
       torchrun --nproc-per-node 8 -m mxref train mine.toml --out runs/mine
     """  # noqa: D301 - click takes \\b for a paragraph that keeps its lines
     wait_passively()
