@@ -63,7 +63,7 @@ def check_quantizer(
         shrink: whether the first failure of each clause is shrunk to the smallest block that fails.
 
     Returns:
-        A report: true if everything passed. `str` shows the failures, `require()` raises ConformanceError with them.
+        A report, true if everything passed. `str` shows the failures, `require()` raises ConformanceError with them.
 
     Raises:
         RecipeError, ShapeError, DtypeError: an argument that does not fit.
@@ -141,7 +141,7 @@ def compare(
         pad: whether the kernel fills the block axis up with zeros.
 
     Returns:
-        What differs: true if nothing does. It names the first differing block, the clause that decides it, the
+        What differs; true if nothing does. It names the first differing block, the clause that decides it, the
         `mxref explain` command that shows it, and layouts and treatments under which the bytes would be equal.
 
     Raises:

@@ -405,7 +405,7 @@ def telemetry(model: Any) -> Iterator[Telemetry]:
         model: a converted model, or the handle that `convert` returned for it.
 
     Yields:
-        What is measured: read its `rows` at the end.
+        What is measured; read its `rows` at the end.
 
     Raises:
         LayerError: not a model, or none of its layers is converted.
