@@ -104,7 +104,7 @@ def test_pairs_of_one_seed_at_two_sizes_are_taken_as_one() -> None:
 
     corrected = raw.holm({name: raw.two_sided(by_seed(*sides)) for name, sides in SHARED.items()})
     assert (
-        "Both sizes have 8 pairs of 5 seeds, taken as independent; averaged by seed, W and H16 less RHT16 have "
+        "The 8 pairs of both sizes share 5 seeds and count as independent; averaged by seed, W and H16 less RHT16 have "
         f"p = {corrected['wgrad']:.2f} and {corrected['h16-or-rht16']:.2f}."
     ) in PAGE
 
@@ -195,7 +195,7 @@ def test_what_to_run_and_why_it_may_differ() -> None:
     assert f"needs {tokens[0]} (20M) and {tokens[1]} (50M) more tokens." in PAGE
     small, large, full = (load_config(name) for name in ("lab_20m", "lab_50m", "llama31_8b"))
     assert (
-        f"Its paper trains {full.model.layers} layers, not {small.model.layers} and {large.model.layers}; "
+        f"The 8B model has {full.model.layers} layers, not {small.model.layers} and {large.model.layers}; "
         f"{full.run.step_tokens:,} tokens a step, not {small.run.step_tokens:,}; "
         "and about 1.4 billion tokens, not 60M and 66M."
     ) in PAGE

@@ -82,8 +82,8 @@ def test_the_rule_gives_neither() -> None:
     assert corrected["grid-h16"] > 0.05
     assert gain.estimate + T24[90] * gain.error > 0.015
     said = [f"{signed(one.estimate)} ± {one.half_width():.3f}" for one in (grid, under_h16, gain)]
-    assert "is {} above E2M1, {} under H16; undoing E2M1's gain {} (BF16: ".format(*said) in PAGE
+    assert "is {} above E2M1, {} under H16; E2M1 scaled back {} (BF16: ".format(*said) in PAGE
     assert (
-        f"and the gain within ±0.015 at 90 % (it reaches {signed(gain.estimate + T24[90] * gain.error)})"
+        f"and scaling back within ±0.015 at 90 % (it reaches {signed(gain.estimate + T24[90] * gain.error)})"
         in PAGE
     )
