@@ -78,7 +78,7 @@ class OtherManager(BaseCheckpointManager):
         (set_at("training.disable_cuda_graphs", False), UnsupportedError, "disable_cuda_graphs"),
         (set_at("training.dtype", "bfloat16"), LayerError, "mixed_precision_param"),
         (set_at("parallelism.tensor_parallel_degree", 2), UnsupportedError, "set it to 1"),
-        (set_at("parallelism.spmd_backend", "full_dtensor"), UnsupportedError, "'spmd_types'"),
+        (set_at("parallelism.spmd_backend", "full_dtensor"), UnsupportedError, "'partial_dtensor'"),
         (set_at("debug.spmd_typechecking", True), UnsupportedError, "switch it off"),
         (pipeline("InterleavedZeroBubble"), UnsupportedError, "1F1B"),
         (set_at("checkpoint", OtherManager.Config(enable=True)), LayerError, "MXCheckpointManager"),

@@ -234,7 +234,7 @@ def require_whole_layers(tensor_parallel_degree: int, spmd_backend: str) -> None
     if spmd_backend == "full_dtensor":
         raise UnsupportedError(
             "parallelism.spmd_backend = 'full_dtensor' passes DTensors to the layers, and mxref's operators take plain "
-            "tensors; set 'spmd_types', torchtitan's default"
+            "tensors; set 'partial_dtensor'"
         )
 
 
