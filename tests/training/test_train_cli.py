@@ -271,12 +271,22 @@ def test_help_shows_examples_without_loading_torch() -> None:
 
 
 def test_the_command_has_no_second_way_to_set_a_key() -> None:
-    """Data is an option too, because every user has it."""
+    """What it once had says what to write; data is an option, because every user has it."""
     options = {word for option in train.params for word in option.opts if word.startswith("--")}
     assert options == {
         "--recipe", "--data", "--out", "--backend", "--set", "--resume", "--track", "--profile", "--dry-run",
         "--ranks", "--peak-tflops", "--utilisation",
     }  # fmt: skip
+    for words, instead in (
+        (["--steps", "5"], "--set run.steps=N"), (["--val=a.jsonl"], "--set data.val=PATH"),
+        (["--tokenizer", "t.json"], "--set data.tokenizer=FILE"), (["--shadow=1"], "--set run.shadow=SHARE"),
+        (["--init-from", "hf"], "--set run.init_from=FOLDER"), (["--telemetry", "5"], "--set run.telemetry_every=N"),
+        (["--tensorboard"], "--track tensorboard"),
+    ):  # fmt: skip
+        result = invoke("train", "tiny", *words)
+        said = f"{words[0].partition('=')[0]} is no option any more: write {instead}"
+        assert (result.exit_code, said in result.stderr) == (2, True), result.stderr
+    assert "No such option '--stepps'" in invoke("train", "--stepps", "5").stderr
 
 
 def test_help_names_every_shipped_preset_and_recipe() -> None:

@@ -13,8 +13,28 @@ from mxref_training.cli import known
 from mxref_training.cli.report import require
 from mxref_training.cli.setting import BACKEND, DATA, FOLDER, SET
 
+_SET_BY = {
+    "--val": "--set data.val=PATH", "--tokenizer": "--set data.tokenizer=FILE", "--steps": "--set run.steps=N",
+    "--shadow": "--set run.shadow=SHARE", "--init-from": "--set run.init_from=FOLDER",
+    "--telemetry": "--set run.telemetry_every=N", "--tensorboard": "--track tensorboard",
+}  # fmt: skip
+"""Options that the command once had, and what says the same."""
 
-@click.command(cls=ForRanks)
+
+class _Train(ForRanks):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words of the command; an option that it once had is an error that says what to write."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as err:
+            if instead := _SET_BY.get(err.option_name):
+                raise click.UsageError(
+                    f"{err.option_name} is no option any more: write {instead}", ctx
+                ) from None
+            raise
+
+
+@click.command(cls=_Train)
 @click.argument("config", default="demo", shell_complete=known.presets)
 @click.option(
     "--recipe",
