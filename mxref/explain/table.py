@@ -7,6 +7,8 @@ from fractions import Fraction
 from itertools import groupby
 
 import numpy as np
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +23,10 @@ from mxref.terminal import BOX, HEAD, QUIET, console
 WIDE = 116
 _LISTED = 16
 """The longest grid whose magnitudes are printed."""
+_LEFT_OUT = ("value", "bits", "error")
+"""Columns that a table leaves out where the terminal is too narrow, in this order."""
+_UNBOUNDED = 1000
+"""Columns of a terminal in which each table fits."""
 
 _STYLES = {Case.SATURATED: "yellow", Case.TIE: "magenta", Case.NAN: "red", Case.EXACT: QUIET}
 _SHORT = {Case.SATURATED: "sat"}
@@ -45,7 +51,7 @@ def show(block: BlockExplanation, operand: str) -> None:
     listed = len(element.magnitudes) <= _LISTED
     grid = " ".join(f"{m:g}" for m in element.magnitudes) if listed else f"of {element.name}"
     out.print(_heading(f"Rounding to the grid {grid}", f"v = {v}"))
-    out.print(_rounding_table(block, out.width >= WIDE))
+    out.print(_rounding_table(block, out))
     out.print(_heading("Stored", ""))
     scale = f"{block.scale.byte:02x}"
     out.print(
@@ -119,45 +125,33 @@ def _transform_table(block: BlockExplanation) -> Table:
     return table
 
 
-def _rounding_table(block: BlockExplanation, wide: bool) -> Table:
-    stochastic = block.spec.rounding is Rounding.SR
-    headings = [
-        "#",
-        "y" if block.rotation else "x",
-        "bits",
-        "v",
-        "grid",
-        "T",
-        "r",
-        "code",
-        "P",
-        "value",
-        "error",
-        "why",
-    ]
-    hidden = set() if stochastic else {"T", "r"}
-    tight = stochastic and not wide
-    if tight:
-        hidden.add("value")
-        if block.rotation or block.spec.sr_bits > 16:
-            hidden.add("bits")
-    table = Table(
-        box=BOX, header_style=HEAD, pad_edge=False, show_edge=False, padding=(0, 0 if tight else 1, 0, 0)
-    )
-    for heading in headings:
-        if heading not in hidden:
-            table.add_column(
-                "" if heading == "why" and not wide else heading,
-                justify="left" if heading == "why" else "right",
-                no_wrap=True,
-            )
+def _rounding_table(block: BlockExplanation, out: Console) -> Table:
+    """Return the rounding of each element, without the columns for which the terminal has no room."""
+    hidden = set() if block.spec.rounding is Rounding.SR else {"T", "r"}
+    table = _table_without(hidden, block, out.width >= WIDE, gap=1)
+    for count in range(len(_LEFT_OUT) + 1):
+        if Measurement.get(out, out.options.update_width(_UNBOUNDED), table).maximum <= out.width:
+            break
+        table = _table_without(hidden | set(_LEFT_OUT[:count]), block, wide=False, gap=0)
+    return table
+
+
+def _table_without(hidden: set[str], block: BlockExplanation, wide: bool, gap: int) -> Table:
+    x = "y" if block.rotation else "x"
+    headings = ["#", x, "bits", "v", "grid", "T", "r", "code", "P", "value", "error", "why"]
+    shown = [heading for heading in headings if heading not in hidden]
+    table = Table(box=BOX, header_style=HEAD, pad_edge=False, show_edge=False, padding=(0, gap, 0, 0))
+    for heading in shown:
+        words = heading == "why"
+        title = "" if words and not wide else heading
+        table.add_column(title, justify="left" if words else "right", no_wrap=True)
     for trivial, group in groupby(block.elements, key=lambda e: _is_padding_zero(e, block)):
         run = list(group)
         for e in run[:1] if trivial else run:
             cells = _cells(e, block, wide)
             if trivial and len(run) > 1:
                 cells |= {"#": Text(f"{e.position}-{run[-1].position}", QUIET), "T": Text(), "r": Text()}
-            table.add_row(*(cells[h if h != "y" else "x"] for h in headings if h not in hidden))
+            table.add_row(*(cells["x" if heading == "y" else heading] for heading in shown))
     return table
 
 

@@ -256,6 +256,8 @@ def test_explain_refuses_damaged_and_ambiguous_files(tmp_path, array):
         "1e-45 3.4028235e38 -1.1754944e-38 0.1 0.33333334 --rounding sr",
         "--dialect tseng --seed 18446744073709551615 --step 4294967295 1 -2 33.333332 0.0123456",
         "--rounding sr --sr-bits 22 1 -2 33.333332 0.0123456",
+        "--format mxfp8_e4m3 1 -2 0.5 3.3e-4 448 600 0.013",
+        "--format mxfp8_e5m2 --rounding sr --hadamard 16 1 -2 3.3e-7 448 60000 0.013 0.1234567",
     ],
 )
 def test_tables_fit_the_terminal(args, width):
