@@ -111,7 +111,7 @@ def test_every_recipe_layer_and_gemm_has_its_rows(found: Path) -> None:
 
 def test_results_say_what_they_stand_on(found: Path, trained: Path) -> None:
     results = load(found)
-    assert results["batch"]["name"] == "val windows 0 to 1 of 32 tokens"
+    assert results["batch"]["name"] == "val sequences 0 to 1 of 32 tokens"
     tokens = CORPUS.val.ids[:65].astype(np.int64)
     windows = np.stack([tokens[:33], tokens[32:]]).astype("<i8")
     assert results["batch"]["sha256"] == hashlib.sha256(windows.tobytes()).hexdigest()
@@ -302,7 +302,7 @@ def test_a_glob_chooses_layers(trained: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     results = load(tmp_path)
     assert {row["layer"] for row in rows(results, "products")} == {"model.layers.0.mlp.down_proj"}
-    assert results["batch"]["name"] == "train windows 2 to 3 of 32 tokens"
+    assert results["batch"]["name"] == "train sequences 2 to 3 of 32 tokens"
 
 
 def test_other_tokens_than_the_runs_are_said(
@@ -318,6 +318,19 @@ def test_other_tokens_than_the_runs_are_said(
     done = called(trained, "--recipe", "mxfp4", "--layers", "*.down_proj", "--out", tmp_path)
     assert "the val tokens are not those of the run" in done.output
     assert load(tmp_path)["data"]["other"] == ["val"]
+
+
+def test_the_phase_of_a_recipe_is_said(trained: Path, tmp_path: Path) -> None:
+    """The last of the run's six steps is in BF16."""
+    plan = tmp_path / "healed.toml"
+    plan.write_text('schedule = [{start = 5, name = "tail", recipe = "bf16"}]\n')
+    places = [trained / "checkpoints" / "step-3", trained]
+    done = called(*places, "--recipe", plan, "--recipe", "mxfp4", "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert [line for line in done.output.splitlines() if ": phase " in line] == [
+        "step 3: phase main of healed",
+        "step 6: phase tail of healed",
+    ]
 
 
 def test_what_is_no_checkpoint_is_refused(trained: Path, tmp_path: Path) -> None:
@@ -401,7 +414,7 @@ def test_a_batch_that_memory_cannot_hold_is_refused(trained: Path, monkeypatch: 
     assert "lower --batch or --length" in refused(trained, "--recipe", "mxfp4")
 
 
-def test_batches_are_windows_in_order() -> None:
+def test_batches_are_sequences_in_order() -> None:
     made = make_batch(CORPUS, CONFIG, Shape(Side.TRAIN, 3, 16, 5))
     np.testing.assert_array_equal(made.inputs.ravel(), CORPUS.train.ids[80:128])
     np.testing.assert_array_equal(made.targets.ravel(), CORPUS.train.ids[81:129])

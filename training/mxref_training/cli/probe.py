@@ -237,8 +237,10 @@ def _progress() -> Iterator[Said]:
 
 
 def _show(results: Results) -> None:
-    from mxref.terminal import console
-    from mxref_training.report.probe.tables import summary
+    from mxref.terminal import console, echo
+    from mxref_training.report.probe.tables import phases, summary
 
     table = summary(results).without("bias_fprop", "bias_dgrad")
     console().print(table.screen(f"Medians over the layers: {results['batch']['name']}"))
+    for line in phases(results):
+        echo(line)

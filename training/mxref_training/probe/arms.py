@@ -124,6 +124,16 @@ def resolved(
     return found
 
 
+def phases(arms: Sequence[NamedRecipe], step: int, steps: int) -> dict[str, str]:
+    """Return the phase that `resolved` takes of each recipe that has several, by the arm's label."""
+    spans = {arm.label: arm.recipe.spans(steps) for arm in arms}
+    return {
+        label: next(span.name for span in reversed(own) if span.first <= min(step, steps - 1))
+        for label, own in spans.items()
+        if len(own) > 1
+    }
+
+
 def probed_layers(recipes: Mapping[str, Mapping[str, Recipe]], layers: Sequence[str]) -> list[str]:
     """Return the layers that some recipe does not compute in BF16; all of them where every recipe is BF16."""
     low = [

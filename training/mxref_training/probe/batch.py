@@ -35,16 +35,16 @@ class Shape:
     length: int | None = None
     """Tokens of a sequence; None: those of the run."""
     first: int = 0
-    """Number of the first window."""
+    """Number of the first sequence."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Windows of a side of the corpus, in its own order."""
+    """Sequences of a side of the corpus, in its own order."""
 
     side: Side
     first: int
-    """Number of the first window."""
+    """Number of the first sequence."""
     inputs: NDArray[np.int64]
     """[sequences, length]."""
     targets: NDArray[np.int64]
@@ -55,7 +55,7 @@ class Batch:
         """The batch in a few words."""
         sequences, length = self.inputs.shape
         last = self.first + sequences - 1
-        return f"{self.side.value} windows {self.first} to {last} of {length:,} tokens"
+        return f"{self.side.value} sequences {self.first} to {last} of {length:,} tokens"
 
     def facts(self) -> dict[str, Any]:
         """Return the description of the batch for the results."""
@@ -72,7 +72,7 @@ class Batch:
 
 
 def make_batch(corpus: TokenCorpus, config: TrainConfig, shape: Shape) -> Batch:
-    """Return windows of a side of the corpus.
+    """Return sequences of a side of the corpus.
 
     Raises:
         ConfigError: sequences longer than the model takes, or too few tokens.

@@ -22,7 +22,7 @@ from mxref_training.errors import ConfigError
 from mxref_training.forecast import memory
 from mxref_training.model.llama import Llama
 from mxref_training.model.loss import cross_entropy
-from mxref_training.probe.arms import NamedRecipe, probed_layers, resolved
+from mxref_training.probe.arms import NamedRecipe, phases, probed_layers, resolved
 from mxref_training.probe.batch import Batch
 from mxref_training.probe.draws import LayerDraws
 from mxref_training.probe.layer import Captured, LayerProbe
@@ -42,6 +42,8 @@ class ProbeRows:
 
     loss: float = 0.0
     """Mean cross-entropy of the batch in nats per token, in BF16."""
+    phases: dict[str, str] = field(default_factory=dict)
+    """The phase that was probed, by the labels of the recipes that have several."""
     products: list[Row] = field(default_factory=list)
     operands: list[Row] = field(default_factory=list)
     variances: list[Row] = field(default_factory=list)
@@ -95,7 +97,7 @@ def measure(
         chosen = chosen_layers(model, recipes, layers)
         model.requires_grad_(False)
         model.model.embed_tokens.weight.requires_grad_(True)  # so that a gradient flows through every layer
-        found = ProbeRows()
+        found = ProbeRows(phases=phases(arms, moment.step, steps))
         done: list[str] = []
 
         def take(name: str, x: torch.Tensor, dy: torch.Tensor) -> None:

@@ -111,7 +111,10 @@ def _assembled(
             }
             for arm in arms
         ],
-        "moments": [moment.facts() | {"loss": found.loss} for moment, found in moments],
+        "moments": [
+            moment.facts() | {"loss": found.loss} | ({"phases": found.phases} if found.phases else {})
+            for moment, found in moments
+        ],
     } | {
         name: _table(
             [{"moment": moment.name} | row for moment, found in moments for row in getattr(found, name)]

@@ -94,6 +94,15 @@ def _decibels(values: Sequence[float]) -> str:
     return f"{median(values):.1f} dB ({low} to {high})"
 
 
+def phases(results: Results) -> list[str]:
+    """Return for each checkpoint a line on the phases that were probed; nothing where no recipe has several."""
+    return [
+        f"{moment['name']}: {', '.join(f'phase {phase} of {label}' for label, phase in moment['phases'].items())}"
+        for moment in results["moments"]
+        if "phases" in moment
+    ]
+
+
 def all_rows(results: Results) -> Table:
     """Return a row for each checkpoint, recipe, layer and GEMM, with the numbers of both operands."""
 
