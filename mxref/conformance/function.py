@@ -29,11 +29,12 @@ from mxref.conformance.dump import compare_arrays, on_host, on_host_bytes
 from mxref.conformance.finding import Blamed, quantize_check
 from mxref.conformance.outcome import CheckResult
 from mxref.conformance.requests.crafted import any_bits, crafted_blocks, heavy_tailed, tame
+from mxref.conformance.requests.decoding import differs
 from mxref.conformance.requests.quantizing import Blocks, MalformedAnswer, Place, Request
 from mxref.errors import DtypeError, ShapeError, UnsupportedError
 from mxref.formats import E8M0, BlockFormat, BlockShape
 from mxref.layouts.foreign import Layout
-from mxref.layouts.packed import pack, unpack
+from mxref.layouts.packed import pack
 from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan, dtype_name
 from mxref.quantization import dequantize, quantize_planned
@@ -41,7 +42,7 @@ from mxref.recipe import GemmProfile, OperandSpec
 from mxref.steps.hadamard import Rotation
 from mxref.steps.random import Stream
 
-_NARROW = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64))
+_FLOATS = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64))
 
 
 class Stored(NamedTuple):
@@ -105,23 +106,15 @@ class FunctionBackend(Backend):
         plan = self.plan(x, spec, **arguments)
         return plan.array(*self._quantize(x, plan))
 
-    def _quantize(self, x: Any, plan: QuantPlan) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    def _quantize(self, x: Any, plan: QuantPlan) -> Stored:
         if plan.spec != self.spec or plan.length != plan.shape[plan.axis]:
             raise UnsupportedError(f"{self.name} is a function of one treatment, and pads nothing")
-        rows, made = plan.rows, plan.format
-        matrix = x
-        if len(plan.shape) != 2 or plan.axis != self.axis:
-            host = np.moveaxis(self.to_numpy(x), plan.axis, -1).reshape(rows, -1)
-            matrix = self.from_numpy(np.ascontiguousarray(host if self.axis == 1 else host.T))
-        answer = self.answer(matrix)
-        if isinstance(answer, Stored):
-            codes, scales = (
-                layout.read(part, rows, plan.length, made)
-                for layout, part in zip(self.layouts, answer, strict=True)
-            )
-        else:
-            codes, scales = self._from_values(answer, self.to_numpy(x), plan)
-        return codes.reshape(*plan.rows_shape, -1), scales.reshape(*plan.rows_shape, -1)
+        same = plan.axis == self.axis
+        answer = self.answer(x if same else self.from_numpy(np.ascontiguousarray(self.to_numpy(x).T)))
+        if not isinstance(answer, Stored):
+            return self._from_values(answer, plan.array(*quantize_planned(self.to_numpy(x), plan)))
+        parts = zip(self.layouts, answer, strict=True)
+        return Stored(*(layout.read(part, plan.rows, plan.length, plan.format) for layout, part in parts))
 
     def answer(self, matrix: Any) -> Any:
         """Return what the function makes of a matrix: codes and scales as stored bytes, or whatever else it is."""
@@ -132,23 +125,19 @@ class FunctionBackend(Backend):
             return Stored(*map(on_host_bytes, answer))
         return answer
 
-    def _from_values(self, answer: Any, x: NDArray[Any], plan: QuantPlan) -> tuple[Any, Any]:
+    def _from_values(self, answer: Any, want: MXArray) -> Stored:
         """Return codes and scales of a dequantized matrix, as near to the reference's as its values allow."""
         if not hasattr(answer, "dtype") or not hasattr(answer, "shape"):
             raise DtypeError(
                 f"{self.name} returned {described(answer)}: return (codes, scales), or the dequantized matrix"
             )
-        values = on_host(answer)
-        shape = (plan.rows, plan.length) if self.axis == 1 else (plan.length, plan.rows)
-        if values.shape != shape or values.dtype not in _NARROW:
+        values, shape = on_host(answer), want.shape if want.axis == self.axis else want.shape[::-1]
+        if values.shape != shape or values.dtype not in _FLOATS:
             raise ShapeError(
                 f"{self.name} returned {values.dtype} {values.shape}: (codes, scales), or the dequantized matrix "
                 f"{shape} in a float type, expected"
             )
-        values = values if self.axis == 1 else values.T
-        want = plan.array(*quantize_planned(x, plan))
-        held = np.moveaxis(dequantize(want, "float32"), plan.axis, -1).reshape(values.shape)
-        return codes_of_values(values, held, want)
+        return codes_of_values(values if self.axis == 1 else values.T, want)
 
     # Nothing is declared for the other operations, so they are never called.
 
@@ -162,39 +151,30 @@ class FunctionBackend(Backend):
         raise NotImplementedError
 
 
-def codes_of_values(
-    values: NDArray[Any], held: NDArray[np.float32], want: MXArray
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return codes [R, K * bits / 8] and scales [R, K / k] that dequantize to values.
+def codes_of_values(values: NDArray[Any], want: MXArray) -> Stored:
+    """Return codes and scales that dequantize to values [R, K], block axis last.
 
-    A block whose values are those of the reference gets the reference's codes. Any other gets the scale nearest to
+    A block whose values are those of the reference's answer `want` gets its codes. Any other gets the scale nearest to
     the reference's under which all of its values are on the grid.
-
-    Args:
-        values: [R, K], float.
-        held: the reference's values, float32 [R, K].
-        want: the reference's answer.
 
     Raises:
         MalformedAnswer: the values of a block are not on the grid under any scale.
     """
-    made: BlockFormat = want.format
-    rows, k = len(values), made.k
-    got = values.astype(np.float64).reshape(rows, -1, k)
-    right = held.astype(np.float64).reshape(got.shape)
-    codes = unpack(want.codes.reshape(rows, -1), made.element).reshape(got.shape)
-    scales = want.scales.reshape(rows, -1).copy()
-    same = ((got == right) & (np.signbit(got) == np.signbit(right))) | (np.isnan(got) & np.isnan(right))
-    for row, block in np.argwhere(~same.all(axis=-1)):
+    made = want.format
+    codes, scales = (part.copy() for part in Blocks.of(want))
+    got = values.astype(np.float64).reshape(codes.shape)
+    right = np.moveaxis(dequantize(want, "float32"), want.axis, -1).reshape(codes.shape).astype(np.float64)
+    wrong = differs(got, right)
+    for row, block in np.argwhere(wrong.any(axis=-1)):
         found = _nearest_block(got[row, block], int(scales[row, block]), made)
         if found is None:
-            at = int(np.flatnonzero(~same[row, block])[0])
+            at = int(np.flatnonzero(wrong[row, block])[0])
             raise MalformedAnswer(
                 f"the values of block {block} of row {row} are not elements of {made.title} times one power of two: "
                 f"element {at} is {got[row, block, at]:.9g}, expected {right[row, block, at]:.9g}"
             )
         codes[row, block], scales[row, block] = found
-    return pack(codes.reshape(rows, -1), made.element), scales
+    return Stored(pack(codes.reshape(len(codes), -1), made.element), scales)
 
 
 def _nearest_block(
@@ -203,8 +183,6 @@ def _nearest_block(
     """Return codes and scale of a block's values, None where there are none within 8 of a scale byte."""
     if np.isnan(values).all():
         return np.zeros(len(values), np.uint8), E8M0.nan_code
-    if np.isnan(values).any():
-        return None
     grid = np.array(made.element.magnitudes)
     signs = np.where(np.signbit(values), np.uint8(made.element.sign), np.uint8(0))
     for other in sorted(range(max(byte - 8, 0), min(byte + 9, E8M0.nan_code)), key=lambda b: abs(b - byte)):
@@ -247,7 +225,8 @@ class Ways:
     def checks(self) -> Iterator[Check]:
         """Yield the checks of the treatment."""
         yield self.first()
-        yield from self.order()
+        for clause in (storage_clause(self.plan.element), "packing.scales"):
+            yield self.order(clause)
         if self.plan.base.hadamard:
             yield _of_clause("hadamard.order", "one value per Hadamard group", self.impulses)
         for dtype in self.dtypes:
@@ -326,70 +305,64 @@ class Ways:
 
         return Check(_PROTOCOL, title, request, run, raised=_PROTOCOL)
 
-    def order(self) -> Iterator[Check]:
-        """Yield checks for right codes and scales in the wrong order."""
-        for clause in (storage_clause(self.plan.element), "packing.scales"):
-            shape = (16 * self.rows, 8 * self.unit if clause == "packing.scales" else self.unit)
-            x = tame(np.random.default_rng(17), shape, made=self.plan.format)
-            yield self._untransformed(permuted(clause, self.request(x, self.dtypes[0])))
+    def order(self, clause: str) -> Check:
+        """Return the check of right codes, or scales, in the wrong order.
 
-    def _untransformed(self, check: Check) -> Check:
-        """Return a check that passes if the transform is wrong, because a wrong transform can look like any order.
-
-        Exceptions are left to the other checks too.
+        It passes if the transform is wrong, because a wrong transform can look like any order.
         """
+        shape = (16 * self.rows, 8 * self.unit if clause == "packing.scales" else self.unit)
+        request = self.request(tame(np.random.default_rng(17), shape, made=self.plan.format), self.dtypes[0])
 
-        def run(subject: Subject) -> CheckResult:
-            try:
-                verdict = check.run(subject)
-            except Exception:
-                return CheckResult(0)
-            spoiled = verdict.failure and self.plan.base.hadamard and _wrong(subject, self.impulses)
-            return replace(verdict, failure=None) if spoiled else verdict
+        def spoiled(subject: Subject) -> bool:
+            subject.once(request, lambda: request.answer(subject))
+            return bool(self.plan.base.hadamard) and _wrong(subject, self.impulses)
 
-        return replace(check, run=run)
+        return _unless(spoiled, permuted(clause, request))
 
     def found(self, title: str, request: Request) -> Check:
         """Return the check of a request whose failure determines the clause."""
+        spec = request.spec
 
         def blamed(subject: Subject, got: Blocks, place: Place) -> str:
-            return self._cause(subject, request, blame(request, got, *place))
+            decided = blame(request, got, *place) or "quantize.order"
+            if spec.hadamard and _wrong(subject, self.impulses):
+                return "hadamard.order"
+            if spec.block is BlockShape.TILE and decided.startswith("scale."):
+                even = np.full((np.lcm(request.format.k, self.rows), self.unit), 4.0)
+                clause, control = "scale.block.tile", self.request(even, self.dtypes[0])
+            elif dtype_name(request.x) != "float32" and "float32" in self.dtypes:
+                clause, control = "conventions.inputs", replace(request, x=request.x.astype(np.float32))
+            else:
+                return decided
+            return decided if _wrong(subject, control) else clause
 
-        return _of_clause(f"rounding.{request.spec.rounding.value}", title, request, blamed)
-
-    def _cause(self, subject: Subject, request: Request, decided: str | None) -> str:
-        """Return the clause of a wrong answer; `decided` is the clause of its first wrong bit."""
-        spec, found = request.spec, decided or "quantize.order"
-        if spec.hadamard and _wrong(subject, self.impulses):
-            return "hadamard.order"
-        if spec.block is BlockShape.TILE and found.startswith("scale."):
-            even = np.full((np.lcm(request.format.k, self.rows), self.unit), 4.0)
-            return found if _wrong(subject, self.request(even, self.dtypes[0])) else "scale.block.tile"
-        if dtype_name(request.x) != "float32" and "float32" in self.dtypes:
-            wide = replace(request, x=request.x.astype(np.float32))
-            return found if _wrong(subject, wide) else "conventions.inputs"
-        return found
+        return _of_clause(f"rounding.{spec.rounding.value}", title, request, blamed)
 
     def in_layout(self, layout: str) -> Check:
         """Return the check of another layout in memory; it fails only if the answer is right for a contiguous copy."""
         x = tame(np.random.default_rng(5), (4 * self.rows, 2 * self.unit), made=self.plan.format)
         plain = self.request(x, self.dtypes[0])
         check = _of_clause("quantize.strides", layout, replace(plain, layout=layout))
-
-        def run(subject: Subject) -> CheckResult:
-            try:
-                if _wrong(subject, plain):
-                    return CheckResult(0)  # other checks name the fault
-            except Exception:
-                return CheckResult(0)
-            return check.run(subject)
-
-        return replace(check, run=run)
+        return _unless(lambda subject: _wrong(subject, plain), check)
 
 
 def _of_clause(clause: str, title: str, request: Request, blamed: Blamed | None = None) -> Check:
     """Return the check of a request; what the function raises breaks the protocol."""
     return replace(quantize_check(clause, title, request, blamed=blamed), raised=_PROTOCOL)
+
+
+def _unless(spoiled: Callable[[Subject], bool], check: Check) -> Check:
+    """Return a check that passes where something plainer is wrong, or raises: other checks name that fault."""
+
+    def run(subject: Subject) -> CheckResult:
+        try:
+            if spoiled(subject):
+                return CheckResult(0)
+        except Exception:
+            return CheckResult(0)
+        return check.run(subject)
+
+    return replace(check, run=run)
 
 
 def _wrong(subject: Subject, request: Request) -> bool:
