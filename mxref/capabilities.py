@@ -73,7 +73,8 @@ class Capabilities:
         """
         declared = getattr(self, capability)
         if value not in declared and not self.takes_threshold(value):
-            names = ", ".join(sorted(map(declared_words, declared))) or "nothing"
+            near = _near(declared, *value) if isinstance(value, tuple) else declared
+            names = ", ".join(sorted(map(declared_words, near))) or "nothing"
             raise UnsupportedError(
                 f"backend {backend!r} does not declare {declared_words(value)} in {capability} (declared: {names}); "
                 "change the recipe or choose another backend"
@@ -96,6 +97,16 @@ class Capabilities:
         """Raise UnsupportedError unless the prescale is declared, in quantization and in the GEMM alike."""
         if not self.prescale:
             raise UnsupportedError(f"backend {backend!r} does not declare prescale; choose another backend")
+
+
+def _near(gemms: frozenset[Gemm], profile: GemmProfile, *formats: BlockFormat) -> frozenset[Any]:
+    """Return the declared GEMMs of these formats, or of the profile with one of them, or all declared formats.
+
+    All declared GEMMs would be a hundred pairs.
+    """
+    same = frozenset(gemm for gemm in gemms if gemm[1:] == formats)
+    one = frozenset(gemm for gemm in gemms if gemm[0] == profile and {*gemm[1:]} & {*formats})
+    return same or one or frozenset(made for gemm in gemms for made in gemm[1:])
 
 
 def declared_words(value: Any) -> str:

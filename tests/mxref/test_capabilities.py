@@ -51,6 +51,20 @@ def test_what_is_not_declared_is_refused_by_field(call, field):
         call()
 
 
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        (("bounded", formats.MXFP4, formats.MXFP4), "ordered of mxfp4 x mxfp4"),
+        (("ordered", formats.MXFP4, formats.MXFP6_E2M3), "ordered of mxfp4 x mxfp4"),
+        (("ordered", formats.MXFP6_E2M3, formats.MXFP6_E3M2), "mxfp4, mxfp8_e4m3"),
+    ],
+)
+def test_of_the_declared_products_those_near_the_undeclared_one_are_named(asked, named):
+    ordered = {(GemmProfile.ORDERED, made, made) for made in (formats.MXFP4, formats.MXFP8_E4M3)}
+    with pytest.raises(UnsupportedError, match=rf"{asked[1]} x {asked[2]} in gemms \(declared: {named}\);"):
+        Capabilities(gemms=frozenset(ordered)).require("x", "gemms", asked)
+
+
 @pytest.mark.clause("conformance.capabilities", evidence="known answer")
 def test_capabilities_have_the_defaults_of_the_specification():
     everything = {
