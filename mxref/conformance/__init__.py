@@ -20,9 +20,9 @@ from dataclasses import replace
 from mxref.backend import Backend
 from mxref.conformance.checking import Check, Op
 from mxref.conformance.clauses import CLAUSES, by_rank
-from mxref.conformance.isolation import TIME_LIMIT, Here, Processes, Source
+from mxref.conformance.isolation import TIME_LIMIT, Here, Loaded, Processes, Source
 from mxref.conformance.outcome import NOT_ASKED, CheckResult, ClauseResult, Failure, Level, Report
-from mxref.conformance.suite import Choice, Outline, checks_of
+from mxref.conformance.suite import Choice, checks_of
 from mxref.discovery import get_backend
 from mxref.errors import BackendError, LoadError
 
@@ -77,7 +77,7 @@ def check(
     Raises:
         RecipeError: as `checks_of`.
         BackendError: there is no backend of that name; `jobs` is above 1 for a backend that runs in this process; or a
-            process cannot load it, or finds other checks for it.
+            process cannot load it.
     """
     start = time.monotonic()
     choice = Choice.of(ops, clauses, seed, level, formats)
@@ -118,7 +118,7 @@ def asked_clauses(backend: str, *, seed: int = 0, level: str = Level.FULL) -> li
     """
     choice = Choice.of(None, None, seed, level)
     with closing(Processes(backend, choice)) as source:
-        return by_rank(set(source.loaded.outline.clauses))
+        return by_rank(set(source.loaded.clauses))
 
 
 def examined(backend: Backend, checks: list[Check], shrink: bool = True) -> dict[str, ClauseResult]:
@@ -136,10 +136,9 @@ def _examined(
     source: Source, shrink: bool, progress: Callable[[int, int], None] | None
 ) -> dict[str, ClauseResult]:
     """Ask all checks, then those again that were the first to fail of their clause, to shrink their failures."""
-    outline = source.loaded.outline
-    verdicts: dict[int, CheckResult] = {}
-    skipped, total = sum(reason is not None for reason in outline.reasons), len(outline.reasons)
-    for i, verdict in source.verdicts(outline.groups):
+    loaded, verdicts = source.loaded, dict[int, CheckResult]()
+    skipped, total = sum(reason is not None for reason in loaded.reasons), len(loaded.reasons)
+    for i, verdict in source.verdicts(loaded.groups):
         verdicts[i] = verdict
         if progress:
             progress(skipped + len(verdicts), total)
@@ -151,17 +150,16 @@ def _examined(
         again = [[i] for i in sorted(first.values()) if i not in source.lost]
         for i, verdict in source.verdicts(again, shrink=True):
             whole, small = verdicts[i].failure, verdict.failure
-            if (
-                whole and small and small.clause == whole.clause
-            ):  # another failure tells of a backend that changes
+            # Another failure tells of a backend that changes.
+            if whole and small and small.clause == whole.clause:
                 verdicts[i] = replace(verdicts[i], failure=small)
-    return _results(outline, verdicts)
+    return _results(loaded, verdicts)
 
 
-def _results(outline: Outline, verdicts: dict[int, CheckResult]) -> dict[str, ClauseResult]:
+def _results(loaded: Loaded, verdicts: dict[int, CheckResult]) -> dict[str, ClauseResult]:
     """Return the result of each clause; a failure counts for the clause that decides the wrong bits."""
     results: dict[str, ClauseResult] = {}
-    for i, (clause, reason) in enumerate(zip(outline.clauses, outline.reasons, strict=True)):
+    for i, (clause, reason) in enumerate(zip(loaded.clauses, loaded.reasons, strict=True)):
         result = results.setdefault(clause, ClauseResult(clause))
         reason = reason or (NOT_ASKED if verdicts[i].unasked else None)
         if reason:

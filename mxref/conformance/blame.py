@@ -2,7 +2,7 @@
 
 `deciders` says which clause decides which bit of an answer. Where that is not enough, the same block is asked again
 without one feature: without its Hadamard transform, in rows instead of tiles, in float32, or as an array of its own.
-If the block is right then, the clause of that feature is broken. `symptom` and `cause` put both together.
+If the block is right then, the clause of that feature is broken. `symptom` puts both together.
 
 A `Search` holds a case and what is wrong with it. A simpler case takes its place only if the same is wrong with it, so
 a finding is never shrunk into another fault: a backend may have several. `smallest_block`, `smallest_product` and
@@ -68,12 +68,10 @@ def deciders(request: Request) -> Iterator[tuple[str, Judge]]:
     yield f"rounding.{spec.rounding.value}", _elements(magnitude, finite & ~saturated & ~scaled, magnitude)
 
 
-def blame(request: Request, got: Blocks, row: int, block: int) -> str | None:
-    """Return the clause that decides the first wrong bit of a block; None if the block is right."""
-    wrong = (
-        clause for clause, judge in deciders(request) if judge(got, request.expected_blocks)[0][row, block]
-    )
-    return next(wrong, None)
+def blame(request: Request, got: Blocks, place: Place) -> str:
+    """Return the clause that decides the first wrong bit of a wrong block."""
+    want = request.expected_blocks
+    return next(clause for clause, judge in deciders(request) if judge(got, want)[0][place])
 
 
 def _stored_bits(request: Request) -> NDArray[np.uint32]:
@@ -124,25 +122,12 @@ def symptom(
         plainer = without(request, place)
         if plainer is None:
             return None
-        if right(subject, *plainer):
+        if _right(subject, *plainer):
             return clause
-    return _kind(blame(request, got, *place))
+    return _kind(blame(request, got, place))
 
 
-def cause(subject: Subject, request: Request, got: Blocks, place: Place) -> str:
-    """Return the clause that a wrong block of the answer breaks, whatever it was asked for."""
-    decided = blame(request, got, *place) or "quantize.order"
-    if request.spec.rounding is Rounding.SR and right(subject, *_plain(request, place)):
-        return decided
-    for clause, without in _FEATURES.items():
-        plainer = without(request, place)
-        if plainer is not None and right(subject, *plainer):
-            along_last = request.plan.axis == len(request.plan.shape) - 1
-            return "quantize.axis" if clause == "quantize.strides" and not along_last else clause
-    return decided
-
-
-def right(subject: Subject, request: Request, place: Place) -> bool:
+def _right(subject: Subject, request: Request, place: Place) -> bool:
     """Return whether the backend answers a block right; not if it raises or does not declare the request."""
     try:
         return not request.wrong(subject)[place]
@@ -150,10 +135,8 @@ def right(subject: Subject, request: Request, place: Place) -> bool:
         return False
 
 
-def _kind(clause: str | None) -> str | None:
+def _kind(clause: str) -> str:
     """Return the clause of a bit without the choice of rule or rounding, which a simpler request may change."""
-    if clause is None:
-        return None
     if clause.startswith("scale.rule."):
         return "scale.rule"
     values = {f"rounding.{each.value}" for each in Rounding} | {"rounding.prescale"}
@@ -169,7 +152,7 @@ def _feature(clause: str) -> Without | None:
         return _on_the_grid
     if chapter == "quantize" and clause != "quantize.order":
         return _plain
-    return _FEATURES.get(clause)
+    return {"scale.block.tile": _by_row, "conventions.inputs": _widened}.get(clause)
 
 
 def _plain(request: Request, place: Place) -> tuple[Request, Place]:
@@ -212,13 +195,6 @@ def _widened(request: Request, place: Place) -> tuple[Request, Place] | None:
         return None
     found, place = _plain(request, place)
     return replace(found, x=found.x.astype(np.float32)), place
-
-
-_FEATURES: dict[str, Without] = {
-    "hadamard.order": _untransformed, "scale.block.tile": _by_row, "conventions.inputs": _widened,
-    "quantize.strides": _plain,
-}  # fmt: skip
-"""Features of a block by clause, each with the function that removes it."""
 
 
 # ---- the smallest request ----

@@ -20,7 +20,7 @@ from mxref.conformance.clauses import storage_clause
 from mxref.conformance.finding import block_failure
 from mxref.conformance.outcome import Failure, Judgement, printable_lines
 from mxref.conformance.requests.decoding import first_place
-from mxref.conformance.requests.quantizing import Blocks, Request, all_of_it, alone
+from mxref.conformance.requests.quantizing import Blocks, Request, all_of_it
 from mxref.dialects import DIALECTS
 from mxref.errors import DtypeError, RecipeError, ShapeError
 from mxref.formats import BlockShape
@@ -98,7 +98,7 @@ def compare_arrays(
         return Comparison(wrong.size, 0, 0, both)
     row, block = first_place(wrong)
     hints: list[str] = []
-    clause = blame(request, got, row, block) or "quantize.order"
+    clause = blame(request, got, (row, block))
     for part, stored, layout, its_clause in (
         ("scales", scales, both[1], "packing.scales"), ("codes", codes, both[0], storage_clause(request.element)),
     ):  # fmt: skip
@@ -108,7 +108,8 @@ def compare_arrays(
         elif equal:  # so the layout is to blame
             hints.insert(0, f"  all {part} are equal under --layout {equal[0]}")
             clause = its_clause
-    failure = replace(_one_block(request, got, (row, block), clause), check="the kernel's bytes")
+    message = f"shown is the first block that differs, block {block} of row {row}"
+    failure = replace(block_failure(request, (row, block), clause, message, got), check="the kernel's bytes")
     return Comparison(wrong.size, total, count, both, failure, (*hints, *_treatment_hints(request, got)))
 
 
@@ -146,23 +147,6 @@ def _equal(request: Request, part: str, stored: NDArray[np.uint8]) -> list[str]:
     want = getattr(request.expected, part).reshape(plan.rows, -1)
     fit = fitting(part, stored, plan.rows, plan.length, plan.format)
     return [name for name, read in fit if np.array_equal(read, want)]
-
-
-def _one_block(request: Request, got: Blocks, place: tuple[int, int], clause: str) -> Failure:
-    """Return the failure of a block. If its place does not matter, the block is shown as a request of its own."""
-    (row, block), (plain, here) = place, alone(request, place)
-    message = f"shown is the first block that differs, block {block} of row {row}"
-    same = (
-        np.array_equal(a[here], b[place])
-        for a, b in zip(plain.expected_blocks, request.expected_blocks, strict=True)
-    )
-    if not all(same):
-        return block_failure(request, place, clause, message, got)
-    first, start = row - here[0], block - here[1]
-    rows, blocks = slice(first, first + len(plain.x)), slice(start, start + plain.plan.unit // plain.format.k)
-    return block_failure(
-        plain, here, clause, message, Blocks(got.codes[rows, blocks], got.scales[rows, blocks])
-    )
 
 
 def _treatment_hints(request: Request, got: Blocks) -> Iterator[str]:

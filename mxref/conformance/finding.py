@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,20 +95,26 @@ def product_check(clause: str, title: str, product: Product) -> Check:
         small, here = smallest_product(subject, asked, at, clause, blamed) if subject.shrink else (asked, at)
         if subject.shrink:
             _, got = small.wrong(subject)
-        expected = shown(small.expected[here])
-        if product.profile is GemmProfile.BOUNDED:
-            total, tolerance = small.bound
-            expected = f"{total[here]:.9g} within {tolerance[here]:.3g}"
-        inputs = {
-            name: tuple(_blocks(q, range(len(q.scales)) if len(q.scales) <= _FEW_ROWS else [here[i]]))
-            for i, (name, q) in enumerate((("A", small.a), ("B", small.b)))
-            if q.scales.size <= _MAX_SHRINK_BLOCKS
-        }
         message = f"{int(wrong.sum())} of {wrong.size} results differ, the first at {at}"
-        failure = Failure(blamed, message, small.describe(), inputs, expected, shown(got[here]))
-        return CheckResult(wrong.size, failure)
+        return CheckResult(wrong.size, product_failure(small, here, blamed, message, got))
 
     return Check(clause, title, product, run)
+
+
+def product_failure(
+    product: Product, at: tuple[int, ...], clause: str, message: str, answer: NDArray[Any]
+) -> Failure:
+    """Return a wrong result of an answer as a failure of a clause; the message is one line."""
+    expected = shown(product.expected[at])
+    if product.profile is GemmProfile.BOUNDED:
+        total, tolerance = product.bound
+        expected = f"{total[at]:.9g} within {tolerance[at]:.3g}"
+    inputs = {
+        name: tuple(_blocks(q, range(len(q.scales)) if len(q.scales) <= _FEW_ROWS else [at[i]]))
+        for i, (name, q) in enumerate((("A", product.a), ("B", product.b)))
+        if q.scales.size <= _MAX_SHRINK_BLOCKS
+    }
+    return Failure(clause, message, product.describe(), inputs, expected, shown(answer[at]))
 
 
 def _blocks(q: MXArray, rows: Iterable[int]) -> Iterator[str]:

@@ -324,7 +324,7 @@ class Ways:
         spec = request.spec
 
         def blamed(subject: Subject, got: Blocks, place: Place) -> str:
-            decided = blame(request, got, *place) or "quantize.order"
+            decided = blame(request, got, place)
             if spec.hadamard and _wrong(subject, self.impulses):
                 return "hadamard.order"
             if spec.block is BlockShape.TILE and decided.startswith("scale."):

@@ -29,7 +29,7 @@ from mxref.backend import Backend
 from mxref.capabilities import Capabilities
 from mxref.conformance.checking import Check, Subject
 from mxref.conformance.outcome import CheckResult, Failure
-from mxref.conformance.suite import Choice, Outline, outline, result_of
+from mxref.conformance.suite import Choice, result_of, together
 from mxref.conformance.watch import Copies
 from mxref.cores import on_a_share
 from mxref.discovery import get_backend
@@ -86,7 +86,7 @@ class Processes:
 
     @cached_property
     def loaded(self) -> Loaded:
-        """The backend's name and the outline of its checks, as the first process found them.
+        """The backend and the list of its checks, as the first process found them.
 
         Raises:
             LoadError: the backend's own code failed while it was loaded, ended its process, or took too long.
@@ -112,9 +112,8 @@ class Processes:
             shrink: whether what fails is shrunk; a check whose process is lost meanwhile has no verdict then.
 
         Raises:
-            BackendError: a process cannot load the backend, or finds other checks for it.
+            BackendError: a process cannot load the backend.
         """
-        expected = self.loaded.outline
         waiting: deque[_Task] = deque((list(group), shrink) for group in groups)
         while True:
             if self._ended >= MOST_ENDED or self._hung >= MOST_HUNG:
@@ -134,15 +133,9 @@ class Processes:
                 message = worker.hear()
                 if isinstance(message, MxrefError):
                     raise BackendError(str(message))
-                if isinstance(message, Loaded):
-                    if message.outline != expected:
-                        raise BackendError(
-                            f"backend {self._backend!r} declares different capabilities each time it is loaded, so "
-                            "processes cannot share its checks; run them in one process"
-                        )
-                elif isinstance(message, _Lost):
+                if isinstance(message, _Lost):
                     yield from self._lost(worker, message, waiting, shrink)
-                elif message is not None:
+                elif isinstance(message, tuple):
                     yield message
 
     def close(self) -> None:
@@ -278,19 +271,26 @@ class _Worker:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The message that a backend was loaded: its name, and the outline of its checks."""
+    """A loaded backend and the list of its checks, as plain data, which another process can receive."""
 
     name: str
     capabilities: Capabilities
-    outline: Outline
+    clauses: list[str]
+    """The clause of each check."""
+    reasons: list[str | None]
+    """The undeclared capability that a check needs, for each check; None if all are declared."""
+    groups: list[list[int]]
+    """Numbers of the checks to ask, those together that need the same kernels."""
 
     @classmethod
     def of(cls, backend: Backend, checks: list[Check]) -> Loaded:
-        """Return the message for a backend and its checks."""
-        # A plain copy, because the parent could not unpickle a class of the backend's own file.
+        """Return the facts of a backend and its checks."""
         declared = backend.capabilities
-        plain = {f.name: getattr(declared, f.name) for f in fields(Capabilities)}
-        return cls(str(backend.name), Capabilities(**plain), outline(checks, declared))
+        # A plain copy, because the parent could not unpickle a class of the backend's own file.
+        plain = Capabilities(**{f.name: getattr(declared, f.name) for f in fields(Capabilities)})
+        reasons = [each.undeclared(declared) for each in checks]
+        groups = together(checks, (i for i, reason in enumerate(reasons) if reason is None))
+        return cls(str(backend.name), plain, [each.clause for each in checks], reasons, groups)
 
 
 def main(channel: int) -> None:

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from mxref._version import __version__
 from mxref.backend import Backend
-from mxref.conformance.blame import blame, cause
+from mxref.conformance.blame import blame
 from mxref.conformance.checking import Check, Op, Subject
-from mxref.conformance.finding import block_failure, product_check, quantize_check
+from mxref.conformance.finding import block_failure, product_check, product_failure, quantize_check
 from mxref.conformance.outcome import Failure, Judgement, check_writable, write
-from mxref.conformance.requests.decoding import first_place, shown
+from mxref.conformance.requests.decoding import first_place
 from mxref.conformance.requests.multiplying import Product
 from mxref.conformance.requests.quantizing import Blocks, Request, all_of_it
 from mxref.conformance.suite import result_of
@@ -68,7 +68,7 @@ class RecordedQuantization:
         """The check that a backend gives the reference's answer."""
 
         def blamed(subject: Subject, got: Blocks, place: tuple[int, int]) -> str:
-            return cause(subject, self.request, got, place)
+            return blame(self.request, got, place)
 
         return quantize_check("quantize.order", where_text(self.where), self.request, blamed=blamed)
 
@@ -80,7 +80,7 @@ class RecordedQuantization:
         if not wrong.any():
             return None
         row, block = first_place(wrong)
-        clause = blame(request, answer, row, block) or "quantize.order"
+        clause = blame(request, answer, (row, block))
         message = f"{int(wrong.sum())} of {wrong.size} blocks differ; shown is the first, block {block} of row {row}"
         found = block_failure(request, (row, block), clause, message, answer)
         return replace(found, check=where_text(self.where))
@@ -108,14 +108,13 @@ class RecordedProduct:
     @property
     def failure(self) -> Failure | None:
         """How the answer differs from the allowed ones; None where it does not."""
-        product, wrong = self.product, self.product.misses(self.result)
+        wrong = self.product.misses(self.result)
         if not wrong.any():
             return None
         at = first_place(wrong)
         message = f"{int(wrong.sum())} of {wrong.size} results differ, the first at {at}"
-        want, got = shown(product.expected[at]), shown(self.result[at])
-        clause = f"gemm.{product.profile.value}"
-        return Failure(clause, message, product.describe(), {}, want, got, check=where_text(self.where))
+        found = product_failure(self.product, at, self.check.clause, message, self.result)
+        return replace(found, check=where_text(self.where))
 
 
 Call = RecordedQuantization | RecordedProduct

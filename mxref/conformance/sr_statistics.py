@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.formats import BlockFormat
+from mxref.conformance.checking import block_format
 from mxref.recipe import UNTURNED, OperandSpec
 from mxref.steps.hadamard import draw_rotation, hadamard
 from mxref.steps.random import Stream
@@ -51,7 +51,7 @@ def stochastic_problem(
         stream: one random stream of the operand; others are derived of it.
         native: whether the random bits are the hardware's own, and differ from call to call.
     """
-    length = 2 * math.lcm(_block_format(spec).k, spec.hadamard or 1)
+    length = 2 * math.lcm(block_format(spec).k, spec.hadamard or 1)
     row = np.random.default_rng(0).standard_normal(length).astype(np.float32)
     copies = np.tile(row, (_COPIES, 1))  # [copies, K]
     x = copies if axis == 1 else copies.T
@@ -97,24 +97,23 @@ def _other_streams(stream: Stream) -> Iterator[tuple[str, Stream]]:
 class _Expected:
     """The possible results of stochastic rounding for a row: [K] each."""
 
-    grid: NDArray[np.float64]
-    """Magnitudes by code."""
+    magnitudes: NDArray[np.float64]
+    """By code."""
     lower: NDArray[np.float64]
     """The grid point below each element."""
     gap: NDArray[np.float64]
     """The distance to the next one."""
     probability: NDArray[np.float64]
     """That the element is rounded up."""
-    sr_bits: int
-    sign: int
-    """The sign bit of a code."""
+    step: float
+    """Of probabilities."""
 
     @classmethod
     def of(
         cls, row: NDArray[np.float32], scales: NDArray[np.uint8], spec: OperandSpec, stream: Stream
     ) -> _Expected:
         """Return the possible results for a row [K] under its scale codes [K / k]."""
-        format = _block_format(spec)
+        format = block_format(spec)
         if spec.hadamard:
             row = hadamard(row, draw_rotation(spec.hadamard, spec.signs, stream, spec.sign_vector))
         exponent = np.repeat(scale_exponent(scales), format.k)
@@ -125,22 +124,17 @@ class _Expected:
         gap = grid[below + 1] - grid[below]
         step = 2.0**-spec.sr_bits
         probability = np.floor((scaled - grid[below]) / gap / step) * step
-        return cls(grid, grid[below], gap, probability, spec.sr_bits, format.element.sign)
+        return cls(np.abs(format.element.values), grid[below], gap, probability, step)
 
     @property
     def fair(self) -> NDArray[np.bool_]:
         """Elements that are rounded up about as often as down: these show their random bits."""
         return (self.probability > 0.2) & (self.probability < 0.8)
 
-    def magnitudes(self, codes: NDArray[np.uint8]) -> NDArray[np.float64]:
-        """Return the magnitudes of codes [copies, K]."""
-        found: NDArray[np.float64] = self.grid[codes & ~np.uint8(self.sign)]
-        return found
-
     def draws(self, codes: NDArray[np.uint8]) -> NDArray[np.float64]:
         """Return for each fair element whether it was rounded up, with mean 0 and variance 1: [copies, fair]."""
         p = self.probability[self.fair]
-        up = (self.magnitudes(codes) - self.lower)[:, self.fair] / self.gap[self.fair]
+        up = (self.magnitudes[codes] - self.lower)[:, self.fair] / self.gap[self.fair]
         found: NDArray[np.float64] = (up - p) / np.sqrt(p * (1 - p))
         return found
 
@@ -148,13 +142,13 @@ class _Expected:
         """Return what is wrong with the codes of many copies of the row, or an empty string."""
         p = self.probability
         mean, variance = self.lower + self.gap * p, self.gap**2 * p * (1 - p)
-        magnitudes = self.magnitudes(codes)
+        magnitudes = self.magnitudes[codes]
         spread = magnitudes.var(axis=0).sum() / variance.sum()
         if not 0.9 < spread < 1.1:
             return f"has {spread:.2f} times the spread that it should have"
         error = magnitudes.mean(axis=0) - mean
         copies = len(codes)
-        allowed = 6 * (np.sqrt(variance / copies) + self.gap / copies) + self.gap * 2.0**-self.sr_bits
+        allowed = 6 * (np.sqrt(variance / copies) + self.gap / copies) + self.gap * self.step
         if (np.abs(error) > allowed).any():
             worst = int((np.abs(error) / allowed).argmax())
             return f"is biased: {mean[worst]:.4f} becomes {mean[worst] + error[worst]:.4f} on average"
@@ -173,8 +167,3 @@ class _Expected:
             distance = int(np.abs(rows[1 : copies // 2 + 1]).argmax()) + 1
             return f"does not round rows at distance {distance} independently"
         return ""
-
-
-def _block_format(spec: OperandSpec) -> BlockFormat:
-    assert isinstance(spec.format, BlockFormat)
-    return spec.format

@@ -125,25 +125,6 @@ class Choice:
         ]
 
 
-@dataclass(frozen=True)
-class Outline:
-    """The list of checks as plain data, which another process can receive."""
-
-    clauses: tuple[str, ...]
-    """The clause of each check."""
-    reasons: tuple[str | None, ...]
-    """The undeclared capability that a check needs, for each check; None if all are declared."""
-    groups: tuple[tuple[int, ...], ...]
-    """Numbers of the checks to ask, those together that need the same kernels."""
-
-
-def outline(checks: list[Check], capabilities: Capabilities) -> Outline:
-    """Return the outline of checks for a backend of these capabilities."""
-    reasons = tuple(each.undeclared(capabilities) for each in checks)
-    groups = together(checks, (i for i, reason in enumerate(reasons) if reason is None))
-    return Outline(tuple(each.clause for each in checks), reasons, tuple(map(tuple, groups)))
-
-
 def together(checks: list[Check], numbers: Iterable[int]) -> list[list[int]]:
     """Group the numbers of checks by the capabilities that they need, and so by the kernels of most backends."""
     groups: dict[tuple[object, ...], list[int]] = {}

@@ -96,7 +96,9 @@ class Watched:
         written = arguments[2] if name == "add_product" else None
         operands = zip(_OPERANDS[name], arguments, strict=False)  # what follows the operands is no operand
         before = [
-            _Held(what, array, self._bytes(array)) for each in operands for what, array in _parts(*each)
+            _Held(name + part, array, self._bytes(array))
+            for name, operand in operands
+            for part, array in arrays_of(operand)
         ]
         try:
             result = getattr(self.backend, name)(*arguments, **named)
@@ -137,7 +139,7 @@ class Watched:
 
     def _keep(self, clause: str, name: str, before: list[_Held], result: Any) -> None:
         """Record a fault for each result without memory of its own, and keep the results for later checks."""
-        results = [array for array in arrays_of(result) if 0 not in tuple(array.shape)]
+        results = [array for _, array in arrays_of(result) if 0 not in tuple(array.shape)]
         for array in results:
             owners = [f"its operand {each.name}" for each in before if _overlap(array, each.array)]
             held = [kept for kept in self._kept if _overlap(array, kept.array)]
@@ -172,36 +174,27 @@ class Watched:
         return np.asarray(array if isinstance(array, np.ndarray) else self.backend.to_numpy(array)).tobytes()
 
 
-def _parts(name: str, operand: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the arrays of an operand with their names; of a prepared one's layout, only NumPy arrays."""
-    if not isinstance(operand, MXArray):
-        yield name, operand
-        return
-    yield f"{name} (codes)", operand.codes
-    yield f"{name} (scales)", operand.scales
-    for i, array in enumerate(operand.layout if isinstance(operand, PreparedArray) else ()):
-        if isinstance(array, np.ndarray):
-            yield f"{name} (layout {i})", array
+def arrays_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays of an operand or a result: of an array, an MXArray or a pair of them; and which they are.
 
-
-def arrays_of(result: Any) -> Iterator[Any]:
-    """Yield the arrays of a result: of an array, an MXArray or a pair of them."""
-    if isinstance(result, MXArray):
-        yield from (result.codes, result.scales)
-    elif isinstance(result, tuple):
-        for part in result:
+    Of a prepared array's layout, only NumPy arrays are known.
+    """
+    if isinstance(value, tuple):
+        for part in value:
             yield from arrays_of(part)
-    elif hasattr(result, "shape"):
-        yield result
+    elif isinstance(value, MXArray):
+        yield from ((" (codes)", value.codes), (" (scales)", value.scales))
+        for i, array in enumerate(value.layout if isinstance(value, PreparedArray) else ()):
+            if isinstance(array, np.ndarray):
+                yield f" (layout {i})", array
+    elif hasattr(value, "shape"):
+        yield "", value
 
 
 def _differing(now: bytes, held: bytes) -> int:
     """Return how many bytes differ."""
-    if now == held:
-        return 0
-    if len(now) != len(held):
-        return max(len(now), len(held))
-    return int((np.frombuffer(now, np.uint8) != np.frombuffer(held, np.uint8)).sum())
+    different = np.frombuffer(now, np.uint8) != np.frombuffer(held, np.uint8) if now != held else ()
+    return int(np.sum(different))
 
 
 def _overlap(a: Any, b: Any) -> bool:

@@ -88,9 +88,8 @@ def _clause(record: Record) -> str:
 
 def _blamed(record: Record, request: Request, subject: Subject, got: Blocks, place: Place) -> str:
     """Return the clause of a quantization's failure: that of the wrong bit, unless another clause is the cause."""
-    decided = blame(request, got, *place)
-    first = record.clauses[0]
-    if decided is None or first.startswith(("quantize.", "dialect.")):
+    decided, first = blame(request, got, place), record.clauses[0]
+    if first.startswith(("quantize.", "dialect.")):
         return first
     if record.inputs.get("hadamard"):  # a transform changes the input of every later step
         joined = (c for c in record.clauses if c.startswith("hadamard.") and c != "hadamard.size")

@@ -140,7 +140,7 @@ def _repeated(
 
 
 def _bits(subject: Subject, result: Any) -> list[bytes]:
-    return [subject.take(array).tobytes() for array in arrays_of(result)]
+    return [subject.take(array).tobytes() for _, array in arrays_of(result)]
 
 
 def _from_threads(threads: int, calls: Sequence[Callable[[], Any]]) -> list[tuple[int, Any]]:
