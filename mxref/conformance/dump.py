@@ -15,16 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.arrays import as_array, described
-from mxref.conformance.blame import blame
 from mxref.conformance.clauses import storage_clause
-from mxref.conformance.finding import block_failure
+from mxref.conformance.finding import answer_failure
 from mxref.conformance.outcome import Failure, Judgement, printable_lines
-from mxref.conformance.requests.decoding import first_place
 from mxref.conformance.requests.quantizing import Blocks, Request, all_of_it
 from mxref.dialects import DIALECTS
 from mxref.errors import DtypeError, RecipeError, ShapeError
 from mxref.formats import BlockShape
-from mxref.layouts.foreign import Layout, elements, fitting, layouts_of, stored_bytes
+from mxref.layouts.foreign import elements, fitting, layouts_of, stored_bytes
 from mxref.plan import check_input
 from mxref.recipe import UNTURNED, OperandSpec
 from mxref.steps.hadamard import SIZES
@@ -81,42 +79,31 @@ def compare_arrays(
     """Return what differs; arguments and errors as in `mxref.check.compare`."""
     values = on_host(x)
     check_input(values)
-    request = Request(np.asarray(values), spec, axis, stream, pad=pad)
-    plan = request.plan
+    request = Request(values, spec, axis, stream, pad=pad)
     codes, scales = on_host_bytes(codes), on_host_bytes(scales)
-    found = _layouts(request, codes, scales, names)
-    read = [
-        layout.read(part, plan.rows, plan.length, plan.format)
-        for layout, part in zip(found, (codes, scales), strict=True)
-    ]
-    got = Blocks(elements(read[0], plan.format), read[1])
-    want = request.expected_blocks
-    wrong, _ = all_of_it(got, want)
-    total, both = int(wrong.sum()), (found[0].name, found[1].name)
-    count = int((got.scales != want.scales).sum())
-    if not total:
-        return Comparison(wrong.size, 0, 0, both)
-    row, block = first_place(wrong)
+    layouts, got = _read(request, codes, scales, names)
+    failure, want = answer_failure(request, got, "the kernel's bytes"), request.expected_blocks
+    if failure is None:
+        return Comparison(want.scales.size, 0, 0, layouts)
+    (wrong, _), wrong_scales = all_of_it(got, want), got.scales != want.scales
     hints: list[str] = []
-    clause = blame(request, got, (row, block))
-    for part, stored, layout, its_clause in (
-        ("scales", scales, both[1], "packing.scales"), ("codes", codes, both[0], storage_clause(request.element)),
+    for part, stored, layout, clause in (
+        ("scales", scales, layouts[1], "packing.scales"), ("codes", codes, layouts[0], storage_clause(request.element)),
     ):  # fmt: skip
         equal = _equal(request, part, stored)
         if layout in equal:
             hints.insert(0, f"  all {part} are equal")
         elif equal:  # so the layout is to blame
             hints.insert(0, f"  all {part} are equal under --layout {equal[0]}")
-            clause = its_clause
-    message = f"shown is the first block that differs, block {block} of row {row}"
-    failure = replace(block_failure(request, (row, block), clause, message, got), check="the kernel's bytes")
-    return Comparison(wrong.size, total, count, both, failure, (*hints, *_treatment_hints(request, got)))
+            failure = replace(failure, clause=clause)
+    hints += _treatment_hints(request, got)
+    return Comparison(wrong.size, int(wrong.sum()), int(wrong_scales.sum()), layouts, failure, tuple(hints))
 
 
-def _layouts(
+def _read(
     request: Request, codes: NDArray[np.uint8], scales: NDArray[np.uint8], names: tuple[str, ...]
-) -> tuple[Layout, Layout]:
-    """Return the layouts of codes and scales; ShapeError names the layouts that fit if these do not."""
+) -> tuple[tuple[str, str], Blocks]:
+    """Return layouts of codes and scales, and the blocks; ShapeError names the layouts that fit if these do not."""
     plan = request.plan
     if ANY in names:
         if len(names) > 1:
@@ -125,10 +112,10 @@ def _layouts(
             )
         equal = _equal(request, "codes", codes), _equal(request, "scales", scales)
         names = tuple(found[0] for found in equal if found)
-    found = layouts_of(names)
-    for layout, stored in zip(found, (codes, scales), strict=True):
+    layouts, read = layouts_of(names), list[NDArray[np.uint8]]()
+    for layout, stored in zip(layouts, (codes, scales), strict=True):
         try:
-            layout.read(stored, plan.rows, plan.length, plan.format)
+            read.append(layout.read(stored, plan.rows, plan.length, plan.format))
         except ShapeError as err:
             fit = ", ".join(
                 name for name, _ in fitting(layout.part, stored, plan.rows, plan.length, plan.format)
@@ -138,7 +125,7 @@ def _layouts(
                 f"{layout.part} do not fit x of shape {plan.shape} along axis {plan.axis} under layout "
                 f"{layout.name}: {err}; {way_out}; check the axis too"
             ) from err
-    return found
+    return (layouts[0].name, layouts[1].name), Blocks(elements(read[0], plan.format), read[1])
 
 
 def _equal(request: Request, part: str, stored: NDArray[np.uint8]) -> list[str]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance.blame import MAX_WORDS, smallest_block, smallest_product
+from mxref.conformance.blame import MAX_WORDS, blame, smallest_block, smallest_product
 from mxref.conformance.checking import Check, Subject
 from mxref.conformance.outcome import CheckResult, Failure
 from mxref.conformance.requests.decoding import first_place, shown
@@ -150,6 +151,19 @@ def block_failure(request: Request, place: Place, clause: str, message: str, ans
         _text(got, element), tuple(int(i) for i in np.flatnonzero(want[1] != got[1])),
         explain_command(request, row, block),
     )  # fmt: skip
+
+
+def answer_failure(request: Request, answer: Blocks, check: str) -> Failure | None:
+    """Return how an answer that somebody else got differs from the reference's; None where it does not."""
+    wrong, _ = all_of_it(answer, request.expected_blocks)
+    if not wrong.any():
+        return None
+    row, block = first_place(wrong)
+    message = (
+        f"{int(wrong.sum())} of {wrong.size} blocks differ; shown is the first, block {block} of row {row}"
+    )
+    clause = blame(request, answer, (row, block))
+    return replace(block_failure(request, (row, block), clause, message, answer), check=check)
 
 
 def explain_command(request: Request, row: int, block: int) -> str | None:

@@ -21,11 +21,11 @@ from mxref._version import __version__
 from mxref.backend import Backend
 from mxref.conformance.blame import blame
 from mxref.conformance.checking import Check, Op, Subject
-from mxref.conformance.finding import block_failure, product_check, product_failure, quantize_check
+from mxref.conformance.finding import answer_failure, product_check, product_failure, quantize_check
 from mxref.conformance.outcome import Failure, Judgement, check_writable, write
 from mxref.conformance.requests.decoding import first_place
 from mxref.conformance.requests.multiplying import Product
-from mxref.conformance.requests.quantizing import Blocks, Request, all_of_it
+from mxref.conformance.requests.quantizing import Blocks, Request
 from mxref.conformance.suite import result_of
 from mxref.discovery import get_backend
 from mxref.errors import FileFormatError
@@ -75,15 +75,7 @@ class RecordedQuantization:
     @property
     def failure(self) -> Failure | None:
         """How the answer differs from the reference's; None where it does not."""
-        request, answer = self.request, self.answer
-        wrong, _ = all_of_it(answer, request.expected_blocks)
-        if not wrong.any():
-            return None
-        row, block = first_place(wrong)
-        clause = blame(request, answer, (row, block))
-        message = f"{int(wrong.sum())} of {wrong.size} blocks differ; shown is the first, block {block} of row {row}"
-        found = block_failure(request, (row, block), clause, message, answer)
-        return replace(found, check=where_text(self.where))
+        return answer_failure(self.request, self.answer, where_text(self.where))
 
 
 @dataclass(frozen=True, eq=False)
