@@ -54,20 +54,13 @@ def choose(path: str) -> tuple[KernelPath, str]:
         BackendError: no path has the name, or the CPU cannot run it.
         SettingError: the same for the name in the variable.
     """
-    if path == "auto":
-        return _chosen_by_environment()
-    if problem := _problem(path):
-        raise BackendError(f"kernel path {problem}")
-    return KernelPath(path), "asked for by name"
-
-
-def _chosen_by_environment() -> tuple[KernelPath, str]:
-    asked = os.environ.get(VARIABLE) or "auto"
+    variable = os.environ.get(VARIABLE) if path == "auto" else None
+    asked = variable or path
     if asked == "auto":
         return available()[0], _why_no_faster()
     if problem := _problem(asked):
-        raise SettingError(f"{VARIABLE}={problem}")
-    return KernelPath(asked), f"{VARIABLE}={asked}"
+        raise SettingError(f"{VARIABLE}={problem}") if variable else BackendError(f"kernel path {problem}")
+    return KernelPath(asked), f"{VARIABLE}={asked}" if variable else "asked for by name"
 
 
 def _problem(path: str) -> str:

@@ -1,8 +1,7 @@
 """What kernels are told of a planned quantization, on every path: the fields of a `Job`.
 
-`Result` holds the memory of what a quantization gives, and makes a `Job` for each matrix that its input consists of.
-A format that joins needs
-nothing here, unless its scale is no E8M0: what a scale rule asks of amax is in `scale.py`.
+`Result` holds the memory of what a quantization gives, and makes a `Job` for each matrix that its input consists of. A
+format that joins needs nothing here, unless its scale is no E8M0: what a scale rule asks of amax is in `scale.py`.
 
 Kernels get an address and two strides of an input, not an array: Numba compiles anew for every type, layout and
 mutability of an array, and knows no bfloat16.
