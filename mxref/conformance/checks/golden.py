@@ -117,10 +117,9 @@ def _asked(record: Record) -> Asked:
     i = record.inputs
     needs: Needs
     match record.op:
-        case RecordOp.SCALE:
-            op, needs = Op.QUANTIZE, Request(np.zeros(1, np.float32), record.spec).needs
-        case RecordOp.QUANTIZE:
-            op, needs = Op.QUANTIZE, Request(record_tensor(record), record.spec).needs
+        case RecordOp.SCALE | RecordOp.QUANTIZE:
+            x = record_tensor(record) if record.op is RecordOp.QUANTIZE else np.zeros(1, np.float32)
+            op, needs = Op.QUANTIZE, Request(x, record.spec).needs
         case RecordOp.DEQUANTIZE:
             op, needs = Op.DEQUANTIZE, (("formats", record_format(record)), ("dequantize_dtypes", i["out"]))
         case RecordOp.HADAMARD:
