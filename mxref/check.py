@@ -72,6 +72,7 @@ def check_quantizer(
     What the function raises, or returns instead of arrays that fit, breaks `conformance.protocol`; after the first
     call it ends the run. So do codes or scales that are right in another layout, which the failure names.
     """
+    from mxref.capabilities import Capabilities
     from mxref.conformance import examined
     from mxref.conformance.checking import Op, Plan
     from mxref.conformance.clauses import by_rank
@@ -104,10 +105,11 @@ def check_quantizer(
     # Refuses a random stream that is no operand's before the function is asked.
     plan_quantize((rows, unit), treatment, 1, Placement(stream))
     names = (layout,) if isinstance(layout, str) else tuple(layout)
-    backend = FunctionBackend(function, treatment, along, layouts_of(names), device, frozenset(types))
+    plan = Plan(Level(level), seed, treatment, types[0], Capabilities())
+    ways = Ways(plan, along, layouts_of(names), device, stream, types, finite, strided, rows, unit)
+    backend = FunctionBackend(function, ways)
     _require_device(backend)
-    plan = Plan(Level(level), seed, treatment, types[0], backend.capabilities)
-    asked = list(Ways(plan, along, stream, types, finite, strided, rows, unit).checks())
+    asked = list(ways.checks())
     results = examined(backend, asked[:1], shrink)
     if not any(result.failed for result in results.values()):  # else every check would fail alike
         results = examined(backend, asked, shrink)
@@ -181,7 +183,7 @@ def _require_device(backend: FunctionBackend) -> None:
     except Exception as err:  # torch has an exception for each kind of device
         text = str(err).strip().partition("\n")[0] or type(err).__name__
         raise BackendError(
-            f"device = {backend.device!r} cannot hold a tensor here: {text}; name a device of this machine, as "
+            f"device = {backend.ways.device!r} cannot hold a tensor here: {text}; name a device of this machine, as "
             "device='cpu', or leave it out for NumPy arrays"
         ) from err
 

@@ -21,7 +21,7 @@ from mxref.arrays import described
 from mxref.backend import Backend
 from mxref.capabilities import Capabilities
 from mxref.conformance.blame import blame
-from mxref.conformance.checking import Check, Plan, Subject, block_format
+from mxref.conformance.checking import Check, Plan, Subject
 from mxref.conformance.checks.places import permuted
 from mxref.conformance.checks.sweep import crafted_tiles, every_bfloat16
 from mxref.conformance.clauses import storage_clause
@@ -38,7 +38,7 @@ from mxref.layouts.packed import pack
 from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan, dtype_name
 from mxref.quantization import dequantize, quantize_planned
-from mxref.recipe import GemmProfile, OperandSpec
+from mxref.recipe import GemmProfile
 from mxref.steps.hadamard import Rotation
 from mxref.steps.random import Stream
 
@@ -55,47 +55,29 @@ class Stored(NamedTuple):
 class FunctionBackend(Backend):
     """Quantizes by a function of a matrix; declares the treatment of that function and nothing else."""
 
-    def __init__(
-        self,
-        function: Callable[[Any], Any],
-        spec: OperandSpec,
-        axis: int,
-        layouts: tuple[Layout, Layout],
-        device: str | None,
-        dtypes: frozenset[str],
-    ) -> None:
-        """Wrap a function.
-
-        Args:
-            function: of a matrix; returns codes and scales, an MXArray, or the dequantized matrix.
-            spec: its treatment.
-            axis: its block axis, 0 or 1.
-            layouts: of the codes and of the scales that it returns.
-            device: where its tensors lie; None for NumPy arrays.
-            dtypes: input types that it takes.
-        """
+    def __init__(self, function: Callable[[Any], Any], ways: Ways) -> None:
+        """Wrap a function of a matrix that returns codes and scales, an MXArray, or the dequantized matrix."""
         self.name = getattr(function, "__name__", type(function).__name__)
-        self.function, self.spec, self.axis, self.layouts, self.device = function, spec, axis, layouts, device
-        made = block_format(spec)
+        self.function, self.ways, spec = function, ways, ways.plan.base
         self.capabilities = Capabilities(
-            formats=frozenset({made}), scale_rules=frozenset({spec.scale_rule}),
+            formats=frozenset({ways.plan.format}), scale_rules=frozenset({spec.scale_rule}),
             roundings=frozenset({spec.rounding}), max_sr_bits=spec.sr_bits, blocks=frozenset({spec.block}),
-            hadamard_sizes=frozenset({spec.hadamard} - {0}), prescale=spec.prescale, in_dtypes=dtypes,
-            dequantize_dtypes=frozenset(), gemms=frozenset(),
-            devices=frozenset({(device or "cpu").partition(":")[0]}),
-            arrays="numpy" if device is None else "torch",
+            hadamard_sizes=frozenset({spec.hadamard} - {0}), prescale=spec.prescale,
+            in_dtypes=frozenset(ways.dtypes), dequantize_dtypes=frozenset(), gemms=frozenset(),
+            devices=frozenset({(ways.device or "cpu").partition(":")[0]}),
+            arrays="numpy" if ways.device is None else "torch",
         )  # fmt: skip
 
     def from_numpy(self, array: NDArray[Any]) -> Any:
         """Return an array in the type and on the device that the function takes."""
-        if self.device is None:
+        if self.ways.device is None:
             return array
         import torch
 
         array = np.array(array)  # torch needs writable memory
-        if array.dtype == ml_dtypes.bfloat16:
-            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(self.device)
-        return torch.from_numpy(array).to(self.device)
+        narrow = array.dtype == ml_dtypes.bfloat16
+        tensor = torch.from_numpy(array.view(np.int16) if narrow else array)
+        return (tensor.view(torch.bfloat16) if narrow else tensor).to(self.ways.device)
 
     def to_numpy(self, array: Any) -> NDArray[Any]:
         """Return an input or a result of the function as a NumPy array."""
@@ -107,13 +89,13 @@ class FunctionBackend(Backend):
         return plan.array(*self._quantize(x, plan))
 
     def _quantize(self, x: Any, plan: QuantPlan) -> Stored:
-        if plan.spec != self.spec or plan.length != plan.shape[plan.axis]:
+        if plan.spec != self.ways.plan.base or plan.length != plan.shape[plan.axis]:
             raise UnsupportedError(f"{self.name} is a function of one treatment, and pads nothing")
-        same = plan.axis == self.axis
+        same = plan.axis == self.ways.axis
         answer = self.answer(x if same else self.from_numpy(np.ascontiguousarray(self.to_numpy(x).T)))
         if not isinstance(answer, Stored):
             return self._from_values(answer, plan.array(*quantize_planned(self.to_numpy(x), plan)))
-        parts = zip(self.layouts, answer, strict=True)
+        parts = zip(self.ways.layouts, answer, strict=True)
         return Stored(*(layout.read(part, plan.rows, plan.length, plan.format) for layout, part in parts))
 
     def answer(self, matrix: Any) -> Any:
@@ -131,13 +113,13 @@ class FunctionBackend(Backend):
             raise DtypeError(
                 f"{self.name} returned {described(answer)}: return (codes, scales), or the dequantized matrix"
             )
-        values, shape = on_host(answer), want.shape if want.axis == self.axis else want.shape[::-1]
+        values, shape = on_host(answer), want.shape if want.axis == self.ways.axis else want.shape[::-1]
         if values.shape != shape or values.dtype not in _FLOATS:
             raise ShapeError(
                 f"{self.name} returned {values.dtype} {values.shape}: (codes, scales), or the dequantized matrix "
                 f"{shape} in a float type, expected"
             )
-        return codes_of_values(values if self.axis == 1 else values.T, want)
+        return codes_of_values(values if self.ways.axis == 1 else values.T, want)
 
     # Nothing is declared for the other operations, so they are never called.
 
@@ -209,6 +191,10 @@ class Ways:
     """The plan whose base is the treatment."""
     axis: int
     """The block axis of the matrices that it is given, 0 or 1."""
+    layouts: tuple[Layout, Layout]
+    """Of the codes and of the scales that it returns."""
+    device: str | None
+    """Where its tensors lie; None for NumPy arrays."""
     stream: Stream | None
     """The random stream whose bits it draws."""
     dtypes: tuple[str, ...]
@@ -295,7 +281,7 @@ class Ways:
                 with suppress(MalformedAnswer):  # wrong values
                     request.answer(subject)
                 return CheckResult(1)
-            names = tuple(layout.name for layout in backend.layouts)
+            names = tuple(layout.name for layout in self.layouts)
             found = compare_arrays(request.x, *stored, request.spec, self.axis, names, request.rng, False)
             failure = found.failure
             if failure and failure.clause in (storage_clause(self.plan.element), "packing.scales"):
