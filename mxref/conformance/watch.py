@@ -96,9 +96,9 @@ class Watched:
         written = arguments[2] if name == "add_product" else None
         operands = zip(_OPERANDS[name], arguments, strict=False)  # what follows the operands is no operand
         before = [
-            _Held(name + part, array, self._bytes(array))
-            for name, operand in operands
-            for part, array in arrays_of(operand)
+            _Held(operand + part, array, self._bytes(array))
+            for operand, value in operands
+            for part, array in arrays_of(value)
         ]
         try:
             result = getattr(self.backend, name)(*arguments, **named)
