@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,10 @@ import pytest
 
 from ablation_fakes import ladder, table
 from mxref_training.lab.answers import Answers, Measures, sentence
-from mxref_training.lab.arm import plain
 from mxref_training.lab.contrasts import Difference, smallest_difference
 from mxref_training.lab.curves import Crossing, Reach
-from mxref_training.lab.verdict import Divergence, Outcome
+from mxref_training.lab.result_file import plain
+from mxref_training.lab.verdict import Outcome
 
 ARMS = ("fp8", "low", "same", "high", "gone", "half", "slow")
 LADDER = ladder(
@@ -109,6 +110,14 @@ def test_tokens_are_compared_by_their_logarithm_and_a_censored_run_leaves_a_boun
     assert found["gone"]["tokens"] is None
 
 
+def test_tokens_are_equal_within_three_percent() -> None:
+    some = measures()
+    for percent, equal in ((2, True), (4, False), (-2, True), (-4, False)):
+        apart = {s: Crossing(Reach.CROSSED, (1 + percent / 100) * (1000 + s)) for s in range(4)}
+        found = rows(replace(some, crossings={**some.crossings, "low": apart}))["low"]["tokens"]
+        assert (found["equal_p"] < 0.05) is equal, percent
+
+
 def test_censored_runs_of_both_arms_leave_no_bound_and_early_ones_the_other() -> None:
     never, first = Crossing(Reach.NEVER, 1500.0), Crossing(Reach.FIRST, 100.0)
     some = measures()
@@ -169,13 +178,13 @@ def test_a_ladder_whose_file_names_no_seeds_plans_those_of_the_call() -> None:
 
 
 def test_sentences_say_what_would_decide_and_that_pairs_scatter() -> None:
-    none = Divergence(0, 3, 0, 3)
+    none = (0, 3), (0, 3)
     wide = Difference(3, 0.001, 0.01, 60)
-    assert sentence(Outcome.UNDERPOWERED, wide, none, 40).endswith("; about 40 seeds would tell.")
-    assert sentence(Outcome.UNDERPOWERED, wide, none, None).endswith("+0.0210).")
+    assert sentence(Outcome.UNDERPOWERED, wide, *none, 40).endswith("; about 40 seeds would tell.")
+    assert sentence(Outcome.UNDERPOWERED, wide, *none, None).endswith("+0.0210).")
     assert "less than the bound of equality" in sentence(
-        Outcome.HIGHER, Difference(3, 0.004, 0.001, 60), none, None
+        Outcome.HIGHER, Difference(3, 0.004, 0.001, 60), *none, None
     )
     for own_spread, marked in ((0.015, False), (0.025, True)):
         found = Difference(3, 0.05, 0.01 / math.sqrt(3), 80, own_spread=own_spread)
-        assert ("scatter" in sentence(Outcome.HIGHER, found, none, None)) is marked
+        assert ("scatter" in sentence(Outcome.HIGHER, found, *none, None)) is marked

@@ -14,7 +14,7 @@ from ablation_fakes import ladder
 from mxref.tomlio import build
 from mxref_training.cli.report import report
 from mxref_training.errors import ConfigError
-from mxref_training.lab.answers import Answers, Measures, combined, explored
+from mxref_training.lab.answers import Answers, Measures, combined
 from mxref_training.lab.contrasts import student_point
 from mxref_training.lab.curves import flags, late_slope
 from mxref_training.lab.ladder import Ladder, extended
@@ -47,13 +47,17 @@ def runs(noise: float, seed: int = 3) -> dict[str, dict[int, float]]:
     }
 
 
+def explored(losses: dict[str, dict[int, float]]) -> dict[str, Any]:
+    return Answers(LADDER, Measures(losses, {}, {}, slopes=losses), 5).explored()
+
+
 def rows(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in found["contrasts"]}
 
 
 def test_arms_that_are_noisier_have_a_pool_of_their_own() -> None:
     losses = runs(noise=0.08)
-    found = explored(LADDER, losses, losses)
+    found = explored(losses)
     assert found["noisy"] == ["sr", "sr-too"]
     rest, noisy = found["pools"]
     assert (rest["freedom"], noisy["freedom"]) == (2 * 4, 1 * 4)  # (arms - 1) (seeds - 1)
@@ -71,7 +75,7 @@ def test_arms_that_are_noisier_have_a_pool_of_their_own() -> None:
 
 def test_arms_that_are_not_shown_to_be_noisier_stay_in_the_pool() -> None:
     losses = runs(noise=0.01)
-    found = explored(LADDER, losses, losses)
+    found = explored(losses)
     assert len(found["pools"]) == 1
     registered = Answers(LADDER, Measures(losses, {}, {}), 5).table()
     for row in registered:
@@ -83,7 +87,7 @@ def test_late_contrasts_stand_outside_the_registered_family() -> None:
     losses = runs(noise=0.01)
     table = Answers(LADDER, Measures(losses, {}, {}), 5).table()
     assert [row["name"] for row in table] == ["a", "sr"]
-    found = rows(explored(LADDER, losses, losses))
+    found = rows(explored(losses))
     assert [row["declared"] for row in found.values()] == [True, True, False, False]
     smallest = min(row["loss"]["p"] for row in found.values())
     assert min(row["loss"]["corrected_p"] for row in found.values()) == min(1.0, 4 * smallest)
@@ -100,7 +104,7 @@ def test_intervals_across_the_pools_cover_the_truth() -> None:
     covered = 0
     for seed in range(400):
         losses = runs(noise=0.04, seed=seed)
-        found = rows(explored(LADDER, losses, losses))["sr"]["loss"]
+        found = rows(explored(losses))["sr"]["loss"]
         own = np.mean([losses["sr"][s] - losses["fp8"][s] for s in SEEDS])
         assert found["nats"] == pytest.approx(own)
         covered += found["low"] <= 0 <= found["high"]
@@ -116,7 +120,7 @@ def test_ladders_together_have_the_pairs_of_both(tmp_path: Path) -> None:
                 "format": "mxref-ablation/1",
                 "title": f"ladder {number}",
                 "arms": [{"name": name, "label": name, "stage": ""} for name in NAMES],
-                "exploratory": explored(LADDER, losses, losses),
+                "exploratory": explored(losses),
             }
         )
         (tmp_path / str(number)).mkdir()

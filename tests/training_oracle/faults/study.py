@@ -149,7 +149,7 @@ def spread_of_one(patch: Patch) -> None:
     patch.setattr(
         Difference,
         "half_width",
-        lambda self, level=0.05: _right_half_width(self, level) * math.sqrt(self.pairs),
+        lambda self: _right_half_width(self) * math.sqrt(self.pairs),
     )
 
 

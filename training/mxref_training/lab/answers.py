@@ -1,15 +1,15 @@
 """The answers of a ladder: its contrasts, computed from the measures of the finished runs.
 
-The registered analysis is `Answers`. The exploratory one, `explored`, stands beside it: noisier arms have a pool of
-their own, contrasts that were declared after runs had been seen are among the others, and the growth of a difference
-is measured beside its size. `combined` puts several ladders together. The rules are stated in `verdict.RULES`.
+`Answers.table` is the registered analysis. `Answers.explored` stands beside it: noisier arms have a pool of their own,
+contrasts that were declared after runs had been seen are among the others, and the growth of a difference is measured
+beside its size. `combined` puts several ladders together. The rules are stated in `verdict.RULES`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
@@ -21,8 +21,8 @@ from mxref_training.lab.contrasts import (
     EQUAL_PERCENT,
     Difference,
     Pool,
-    Pools,
     Runs,
+    between,
     difference,
     equal_power,
     holm,
@@ -33,9 +33,10 @@ from mxref_training.lab.contrasts import (
 )
 from mxref_training.lab.curves import Crossing, Reach
 from mxref_training.lab.ladder import Arm, Contrast, Ladder
-from mxref_training.lab.verdict import Divergence, Outcome, judge_prediction, outcome, sentence
+from mxref_training.lab.verdict import Outcome, judge_prediction, outcome, sentence
 
 Row = dict[str, Any]
+_OF_A_CONTRAST = ("name", "arm", "against", "question")
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Measures:
     """Where each run reaches the target; pairs without a target are left out."""
     diverged: Mapping[str, tuple[int, int]]
     """How many runs of each arm diverged, and how many there are."""
+    slopes: Runs = field(default_factory=dict)
+    """Slope over the last half of the tokens, in nats per e-fold, of the arms of which no run diverged."""
 
 
 class Answers:
@@ -56,18 +59,18 @@ class Answers:
     def __init__(self, ladder: Ladder, measures: Measures, seeds: int) -> None:
         self.ladder, self.measures, self._seeds = ladder, measures, seeds
         repeated = [arm.name for arm in ladder.arm if not arm.seed_offset]
-        whole = [name for name in repeated if not measures.diverged.get(name, (0, 0))[0]]
-        self.losses = pool({name: measures.losses.get(name, {}) for name in whole})
-        self._logs = {name: self._logs_of(name) for name in whole}
-        self.tokens = pool({name: logs for name, logs in self._logs.items() if logs})
-        self._whole = set(whole)
+        self._whole = [name for name in repeated if not self._diverged(name)[0]]
+        self.losses = pool(self._of_whole(measures.losses))
+        logs = {name: self._logs_of(name) for name in self._whole}
+        self._logs = {name: of for name, of in logs.items() if of}
+        self.tokens = pool(self._logs)
 
-    def spread(self) -> dict[str, Any]:
-        """Return the standard deviation of a paired difference: in nats, and in percent of the tokens to target."""
-        return {
-            "loss": {"nats": self.losses.spread} | _known(self.losses),
-            "tokens": {"percent": 100 * self.tokens.spread} | _known(self.tokens),
-        }
+    def _diverged(self, arm: str) -> tuple[int, int]:
+        return self.measures.diverged.get(arm, (0, 0))
+
+    def _of_whole(self, runs: Runs) -> dict[str, Mapping[int, float]]:
+        """Return the runs of the arms of which none diverged."""
+        return {name: runs[name] for name in self._whole if runs.get(name)}
 
     def _logs_of(self, name: str) -> dict[int, float]:
         """Return the logarithm of the tokens to target by seed; nothing if a run gives only a bound."""
@@ -75,6 +78,13 @@ class Answers:
         if any(crossing.reach is not Reach.CROSSED for crossing in found.values()):
             return {}
         return {seed: math.log(crossing.tokens) for seed, crossing in found.items()}
+
+    def spread(self) -> dict[str, Any]:
+        """Return the standard deviation of a paired difference: in nats, and in percent of the tokens to target."""
+        return {
+            "loss": {"nats": self.losses.spread} | _known(self.losses),
+            "tokens": {"percent": 100 * self.tokens.spread} | _known(self.tokens),
+        }
 
     def tokens_half_width(self, arm: str, percent: float) -> float | None:
         """Return the half-width in percent of an arm's overhead over the reference, by the pooled spread.
@@ -84,76 +94,68 @@ class Answers:
             percent: its overhead.
         """
         found = self._difference(self._logs, self.tokens, arm, self.ladder.reference.name)
-        if found is None or found.freedom <= 0:
-            return None
-        return (100 + percent) * found.half_width()
+        return (100 + percent) * found.half_width() if found and found.freedom > 0 else None
 
     def _difference(self, runs: Runs, pooled: Pool, arm: str, against: str) -> Difference | None:
-        outside = not {arm, against} <= self._whole - set(pooled.outside)
+        """Return the difference of two arms, by their own pairs if one of them left the pool or diverged in a run."""
+        outside = not {arm, against} <= set(self._whole) - set(pooled.outside)
         return difference(runs.get(arm, {}), runs.get(against, {}), pooled, outside)
 
-    def table(self) -> list[dict[str, Any]]:
+    # ---- the registered analysis ----
+
+    def table(self) -> list[Row]:
         """Return every contrast as plain values."""
         contrasts = self.ladder.contrast
         found = [self._difference(self.measures.losses, self.losses, c.arm, c.against) for c in contrasts]
-        corrected = holm([None if d is None or math.isnan(d.p) else d.p for d in found])
+        corrected = holm([None if each is None else each.p for each in found])
         return [self._row(*row) for row in zip(contrasts, found, corrected, strict=True)]
 
-    def _row(self, contrast: Contrast, found: Difference | None, corrected: float | None) -> dict[str, Any]:
-        counts = [self.measures.diverged.get(name, (0, 0)) for name in (contrast.arm, contrast.against)]
-        diverged = Divergence(*counts[0], *counts[1])
-        seen = outcome(found, corrected, diverged)
-        crossings = self.measures.crossings.get(contrast.arm, {}).values()
-        converged = (
-            bool(crossings)
-            and not diverged.arm
-            and all(crossing.reach in (Reach.CROSSED, Reach.FIRST) for crossing in crossings)
-        )
+    def _row(self, contrast: Contrast, found: Difference | None, corrected: float | None) -> Row:
+        diverged = self._diverged(contrast.arm), self._diverged(contrast.against)
+        seen = outcome(found, corrected, *diverged)
+        reaches = {crossing.reach for crossing in self.measures.crossings.get(contrast.arm, {}).values()}
+        converged = bool(reaches) and not diverged[0][0] and reaches <= {Reach.CROSSED, Reach.FIRST}
         decide = None
         if seen is Outcome.UNDERPOWERED and found is not None and found.freedom > 0:
             spread = found.error * math.sqrt(found.pairs)
             decide = pairs_to_decide(found.estimate, spread, found.freedom, len(self.ladder.contrast))
-        return {
-            "name": contrast.name,
-            "arm": contrast.arm,
-            "against": contrast.against,
-            "question": contrast.question,
+        return _head(contrast) | {
             "outcome": seen.value,
-            "answer": sentence(seen, found, diverged, decide),
+            "answer": sentence(seen, found, *diverged, decide),
             "pairs": found.pairs if found else 0,
-            "diverged": [list(count) for count in counts],
-            "loss": _loss(found, corrected),
+            "diverged": [list(counts) for counts in diverged],
+            "loss": found and _loss(found, corrected),
             "tokens": self._tokens(contrast),
             "predictions": [
                 {
                     "says": prediction.says.value,
                     "source": prediction.source,
-                    "verdict": judge_prediction(prediction.says, seen, converged),
+                    "verdict": judge_prediction(prediction.says, seen, converged).value,
                 }
                 for prediction in contrast.prediction
             ],
             "pairs_to_decide": decide,
         }
 
-    def _tokens(self, contrast: Contrast) -> dict[str, Any] | None:
+    def _tokens(self, contrast: Contrast) -> Row | None:
         """Return the difference in tokens to target in percent, or only a bound if a run of a pair is censored."""
         arm, against = (self.measures.crossings.get(name, {}) for name in (contrast.arm, contrast.against))
         pairs = [(arm[seed], against[seed]) for seed in sorted(arm) if seed in against]
         if not pairs or any(c.reach is Reach.DIVERGED for pair in pairs for c in pair):
             return None
         percent = 100 * math.expm1(fmean(math.log(a.tokens / b.tokens) for a, b in pairs))
-        bounds = [{c.reach for c in side} - {Reach.CROSSED} for side in zip(*pairs, strict=True)]
-        if bounds[0] or bounds[1]:
-            sign = {(1, 0): ">", (0, 1): "<", (2, 0): "<", (0, 2): ">"}.get(tuple(map(_direction, bounds)))  # type: ignore[arg-type]
-            return {"percent": percent, "bound": sign} if sign else None
+        if kinds := {
+            (i, c.reach) for pair in pairs for i, c in enumerate(pair) if c.reach is not Reach.CROSSED
+        }:
+            (side, reach), *others = kinds
+            bound = ">" if (side, reach) in ((0, Reach.NEVER), (1, Reach.FIRST)) else "<"
+            return None if others else {"percent": percent, "bound": bound}
         found = self._difference(self._logs, self.tokens, contrast.arm, contrast.against)
         if found is None:
             return None
         low, high = (100 * math.expm1(end) for end in (found.low, found.high))
-        bound = math.log1p(EQUAL_PERCENT / 100)
-        return {"percent": percent, "bound": None, "low": low, "high": high, "p": found.p} | {
-            "equal_p": found.equal_p(bound)
-        }
+        equal_p = found.equal_p(math.log1p(EQUAL_PERCENT / 100))
+        return {"percent": percent, "bound": None, "low": low, "high": high, "p": found.p, "equal_p": equal_p}
 
     def power(self) -> dict[str, Any]:
         """Return what the planned seeds can find: from the ladder's spread, or before that from the reference's own.
@@ -161,34 +163,28 @@ class Answers:
         Runs of the reference at different seeds differ by the data's order too, so the root of two times their standard
         deviation is an upper bound of the spread of a pair.
         """
-        runs = {
-            arm.name: self._planned(arm)
-            for arm in self.ladder.arm
-            if not arm.seed_offset and self._planned(arm) > 1
-        }
-        freedom = sum(runs.values()) - len(runs) - max(runs.values(), default=0) + 1 if len(runs) > 1 else 0
+        planned = [self._planned(arm) for arm in self.ladder.arm if not arm.seed_offset]
+        runs = [count for count in planned if count > 1]
+        freedom = sum(runs) - len(runs) - max(runs) + 1 if len(runs) > 1 else 0
         spread, source = self.losses.spread, "ladder"
         own = list(self.measures.losses.get(self.ladder.reference.name, {}).values())
         if self.losses.freedom <= 0:
             spread, source = (math.sqrt(2) * stdev(own), "pilot") if len(own) > 1 else (math.nan, "")
-        count = len(self.ladder.contrast)
-        planned = {
-            c.name: min(self._planned(self.ladder.named(name)) for name in (c.arm, c.against))
-            for c in self.ladder.contrast
-        }
+        contrasts = self.ladder.contrast
+
+        def each(found: Callable[[int], float]) -> dict[str, float]:
+            """Return a number of each contrast by its planned pairs."""
+            sides = {c.name: [self.ladder.named(name) for name in (c.arm, c.against)] for c in contrasts}
+            return {name: found(min(map(self._planned, of))) for name, of in sides.items()}
+
         return {
             "source": source,
             "spread": spread,
             "runs": len(own) if source == "pilot" else None,
             "freedom": freedom,
             "equal_nats": EQUAL_NATS,
-            "smallest_nats": {
-                name: smallest_difference(spread, pairs, freedom, count) for name, pairs in planned.items()
-            },
-            "equal_power": {
-                name: equal_power(spread, pairs, freedom) if math.isfinite(spread) else math.nan
-                for name, pairs in planned.items()
-            },
+            "smallest_nats": each(lambda n: smallest_difference(spread, n, freedom, len(contrasts))),
+            "equal_power": each(lambda n: equal_power(spread, n, freedom) if source else math.nan),
         }
 
     def _planned(self, arm: Arm) -> int:
@@ -196,19 +192,58 @@ class Answers:
         own = any(other.seeds > 1 for other in self.ladder.arm)
         return min(self.ladder.repetitions(arm), self._seeds) if own else self._seeds
 
+    # ---- the exploratory analysis ----
 
-def _known(found: Pool) -> dict[str, Any]:
+    def explored(self) -> dict[str, Any]:
+        """Return the declared and the exploratory contrasts of the arms of which no run diverged.
+
+        Arms that round an operand of Fprop stochastically have a pool of their own if they are shown to be noisier.
+        """
+        losses, slopes = self._of_whole(self.measures.losses), self._of_whole(self.measures.slopes)
+        noisy = [
+            arm.name for arm in self.ladder.arm if arm.name in losses and _is_random(self.ladder.resolve(arm))
+        ]
+        rest, own, p = separated(losses, noisy)
+        apart, slope_apart = (rest, own), separated(slopes, noisy)[:2]
+
+        def paired(runs: Runs, pools: tuple[Pool, Pool], contrast: Contrast) -> Row:
+            sides = contrast.arm, contrast.against
+            found = self._difference(runs, between(*(pools[side in noisy] for side in sides)), *sides)
+            assert found is not None
+            one, other = (runs[side] for side in sides)
+            return found.numbers | {
+                "pairs": [[seed, one[seed] - other[seed]] for seed in sorted(one.keys() & other.keys())]
+            }
+
+        rows = [
+            _head(contrast)
+            | {
+                "declared": contrast in self.ladder.contrast,
+                "loss": paired(losses, apart, contrast),
+                "slope": paired(slopes, slope_apart, contrast),
+            }
+            for contrast in (*self.ladder.contrast, *self.ladder.exploratory)
+            if set(losses.get(contrast.arm, ())) & set(losses.get(contrast.against, ()))
+        ]
+        reference = slopes.get(self.ladder.reference.name, {})
+        return {
+            "noisy": noisy,
+            "pools": [{"nats": each.spread} | _known(each) for each in dict.fromkeys(apart)],
+            "noisy_p": p,
+            "reference_slope": fmean(reference.values()) if reference else math.nan,
+            "contrasts": _corrected(rows),
+        }
+
+
+def _head(contrast: Contrast) -> Row:
+    return {key: getattr(contrast, key) for key in _OF_A_CONTRAST}
+
+
+def _known(found: Pool) -> Row:
     return {"freedom": found.freedom, "outside": list(found.outside)}
 
 
-def _direction(bounds: set[Reach]) -> int:
-    """Return 0 for crossings alone, 1 if some runs never cross, 2 if some cross at or before the first, 3 for both."""
-    return (Reach.NEVER in bounds) + 2 * (Reach.FIRST in bounds)
-
-
-def _loss(found: Difference | None, corrected: float | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
+def _loss(found: Difference, corrected: float | None) -> Row:
     return found.numbers | {
         "corrected_p": corrected,
         "equal_p": found.equal_p(EQUAL_NATS),
@@ -218,50 +253,16 @@ def _loss(found: Difference | None, corrected: float | None) -> dict[str, Any] |
     }
 
 
-# ---- the exploratory analysis ----
+def _is_random(recipe: Recipe) -> bool:
+    """Return whether an operand of Fprop is rounded stochastically: its evaluations are then random too."""
+    return any(operand.rounding is Rounding.SR for operand in (recipe.fprop.x, recipe.fprop.w))
 
 
-def explored(ladder: Ladder, losses: Runs, slopes: Runs) -> dict[str, Any]:
-    """Return the declared and the exploratory contrasts, with a pool of their own for arms that are noisier.
-
-    Args:
-        ladder: the arms and contrasts.
-        losses: loss at equal tokens of the arms of which no run diverged, in nats per token.
-        slopes: slope over the last half of the same runs, in nats per e-fold of tokens.
-    """
-    noisy = [arm.name for arm in ladder.arm if arm.name in losses and _rounds_fprop(ladder.resolve(arm))]
-    pools, slope_pools = separated(losses, noisy), separated(slopes, noisy)
-    contrasts = [
-        contrast
-        for contrast in (*ladder.contrast, *ladder.exploratory)
-        if set(losses.get(contrast.arm, ())) & set(losses.get(contrast.against, ()))
-    ]
-    rows: list[Row] = []
-    for contrast in contrasts:
-        sides = contrast.arm, contrast.against
-        rows.append(
-            {
-                "name": contrast.name,
-                "arm": contrast.arm,
-                "against": contrast.against,
-                "question": contrast.question,
-                "declared": contrast in ladder.contrast,
-                "loss": _paired(losses, pools, sides, noisy),
-                "slope": _paired(slopes, slope_pools, sides, noisy),
-            }
-        )
-    _correct(rows)
-    reference = slopes.get(ladder.reference.name, {})
-    return {
-        "noisy": noisy,
-        "pools": [
-            {"nats": pool.spread, "freedom": pool.freedom, "outside": list(pool.outside)}
-            for pool in dict.fromkeys((pools.rest, pools.noisy))
-        ],
-        "noisy_p": pools.p,
-        "reference_slope": fmean(reference.values()) if reference else math.nan,
-        "contrasts": rows,
-    }
+def _corrected(rows: list[Row]) -> list[Row]:
+    """Return the rows with the p-values of their losses, corrected for the number of rows."""
+    for row, p in zip(rows, holm([row["loss"]["p"] for row in rows]), strict=True):
+        row["loss"]["corrected_p"] = p
+    return rows
 
 
 def combined(results: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -292,47 +293,19 @@ def combined(results: Sequence[Mapping[str, Any]]) -> list[Row]:
     rows: list[Row] = []
     for name in shared:
         found = [table[name] for table in tables]
-        row = {key: found[0][key] for key in ("name", "arm", "against", "question")}
-        row["declared"] = all(one["declared"] for one in found)
+        row = {key: found[0][key] for key in _OF_A_CONTRAST} | {
+            "declared": all(one["declared"] for one in found)
+        }
         for measure in ("loss", "slope"):
             pairs = [value for one in found for _, value in one[measure]["pairs"]]
-            of_ladders = [one[measure]["nats"] for one in found]
-            spread = stdev(pairs) if len(pairs) > 1 else math.nan
-            error = spread / math.sqrt(len(pairs)) if len(pairs) > 1 else math.inf
-            own = Difference(len(pairs), fmean(pairs), error, len(pairs) - 1, own_spread=spread)
+            own = difference(
+                dict(enumerate(pairs)), dict.fromkeys(range(len(pairs)), 0.0), Pool(), outside=True
+            )
+            assert own is not None
             row[measure] = own.numbers | {
                 "pairs": pairs,
-                "ladders": of_ladders,
-                "same_sign": same_sign(pairs),
+                "ladders": [one[measure]["nats"] for one in found],
+                "same_sign": sum(value * own.estimate > 0 for value in pairs),
             }
         rows.append(row)
-    _correct(rows)
-    return rows
-
-
-def same_sign(values: Sequence[float]) -> int:
-    """Return how many values have the sign of their mean."""
-    return sum(value * fmean(values) > 0 for value in values)
-
-
-def _rounds_fprop(recipe: Recipe) -> bool:
-    """Return whether an operand of Fprop is rounded stochastically: its evaluations are then random too."""
-    return any(operand.rounding is Rounding.SR for operand in (recipe.fprop.x, recipe.fprop.w))
-
-
-def _paired(runs: Runs, pools: Pools, sides: tuple[str, str], noisy: Sequence[str]) -> dict[str, Any]:
-    """Return the difference of two arms, and that of each pair."""
-    one, other = (runs[side] for side in sides)
-    pool = pools.between(sides, noisy)
-    found = difference(one, other, pool, outside=bool(set(sides) & set(pool.outside)))
-    assert found is not None
-    return found.numbers | {
-        "pairs": [[seed, one[seed] - other[seed]] for seed in sorted(one.keys() & other.keys())]
-    }
-
-
-def _correct(rows: Sequence[Row]) -> None:
-    """Add the p-values of the losses, corrected for the number of rows."""
-    ps = [row["loss"]["p"] for row in rows]
-    for row, corrected in zip(rows, holm([None if math.isnan(p) else p for p in ps]), strict=True):
-        row["loss"]["corrected_p"] = corrected
+    return _corrected(rows)

@@ -79,48 +79,35 @@ def pool(runs: Runs) -> Pool:
     return Pool(math.sqrt(2 * squares / freedom), freedom, tuple(outside))
 
 
-@dataclass(frozen=True)
-class Pools:
-    """The noise of a ladder in which some arms may be noisier than the rest."""
+def separated(runs: Runs, noisy: Collection[str]) -> tuple[Pool, Pool, float]:
+    """Return the noise of most arms, that of some that may be noisier, and the p-value of the F test between the two.
 
-    rest: Pool
-    noisy: Pool
-    """The same pool as `rest` where the arms are not shown to be noisier."""
-    p: float
-    """p-value of the F test; NaN if one of the two has too few runs."""
-
-    def between(self, sides: Collection[str], noisy: Collection[str]) -> Pool:
-        """Return the noise of a difference of two arms, `sides`; `noisy` are the arms of the noisy pool.
-
-        Across the pools the variance is the mean of the two, with the degrees of freedom of Welch and Satterthwaite.
-        """
-        inside = sum(side in noisy for side in sides)
-        if self.rest is self.noisy or not inside:
-            return self.rest
-        if inside == len(sides):
-            return self.noisy
-        parts = [(pool.spread**2 / 2, pool.freedom) for pool in (self.rest, self.noisy)]
-        both = sum(part for part, _ in parts)
-        freedom = both**2 / sum(part**2 / own for part, own in parts)
-        return Pool(math.sqrt(both), freedom, (*self.rest.outside, *self.noisy.outside))
-
-
-def separated(runs: Runs, noisy: Collection[str]) -> Pools:
-    """Return a pool for some arms and one for the rest, if an F test at `OUTLIER_LEVEL` shows the former noisier.
+    Both are one pool of all arms unless the test shows a difference at `OUTLIER_LEVEL`.
 
     Args:
         runs: finite values.
         noisy: names of the arms that may be noisier, chosen by what they are and not by their results.
     """
-    parts = [{arm: of for arm, of in runs.items() if (arm in noisy) is inside} for inside in (False, True)]
-    rest, apart = map(pool, parts)
+    rest, own = (
+        pool({arm: of for arm, of in runs.items() if (arm in noisy) is one}) for one in (False, True)
+    )
     p = math.nan
-    if rest.freedom and apart.freedom and rest.spread:
-        p = float(special.fdtrc(apart.freedom, rest.freedom, (apart.spread / rest.spread) ** 2))
+    if rest.freedom and own.freedom and rest.spread:
+        p = float(special.fdtrc(own.freedom, rest.freedom, (own.spread / rest.spread) ** 2))
     if p < OUTLIER_LEVEL:
-        return Pools(rest, apart, p)
+        return rest, own, p
     shared = pool(runs)
-    return Pools(shared, shared, p)
+    return shared, shared, p
+
+
+def between(one: Pool, other: Pool) -> Pool:
+    """Return the noise of a difference of two arms by their pools: of two pools by Welch and Satterthwaite."""
+    if one is other:
+        return one
+    parts = [(each.spread**2 / 2, each.freedom) for each in (one, other)]
+    both = sum(part for part, _ in parts)
+    freedom = both**2 / sum(part**2 / own for part, own in parts)
+    return Pool(math.sqrt(both), freedom, (*one.outside, *other.outside))
 
 
 def _tail(arm: str, runs: Runs) -> float:
@@ -170,9 +157,9 @@ class Difference:
     own_spread: float = math.nan
     """Standard deviation of these pairs' differences; NaN of one pair."""
 
-    def half_width(self, level: float = LEVEL) -> float:
-        """Return the half-width of the interval of confidence 1 - level."""
-        return student_point(level, self.freedom) * self.error if self.freedom > 0 else math.inf
+    def half_width(self) -> float:
+        """Return the half-width of the 95 % interval."""
+        return student_point(LEVEL, self.freedom) * self.error
 
     @property
     def is_noisy(self) -> bool:
@@ -228,27 +215,23 @@ def difference(
     values = [arm[seed] - against[seed] for seed in sorted(arm) if seed in against]
     if not values:
         return None
-    estimate, count = fmean(values), len(values)
-    spread = stdev(values) if count > 1 else math.nan
-    if outside:
-        error = spread / math.sqrt(count) if count > 1 else math.inf
-        return Difference(count, estimate, error, count - 1, own=True, own_spread=spread)
-    if pooled.freedom <= 0:
-        return Difference(count, estimate, own_spread=spread)
-    return Difference(count, estimate, pooled.spread / math.sqrt(count), pooled.freedom, own_spread=spread)
+    count, spread = len(values), stdev(values) if len(values) > 1 else math.nan
+    known, freedom = (spread, count - 1) if outside else (pooled.spread, pooled.freedom)
+    error = known / math.sqrt(count) if freedom > 0 else math.inf
+    return Difference(count, fmean(values), error, freedom, outside, spread)
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:
-    """Return p-values corrected by Holm's step-down method; None stays, and counts in their number as 1.
+    """Return p-values corrected by Holm's step-down method; one that is not known counts in their number as 1.
 
     The corrected value is the smallest family-wise level at which the hypothesis is rejected.
     """
     corrected: list[float | None] = [None] * len(ps)
-    known = sorted((p, i) for i, p in enumerate(ps) if p is not None)
     largest = 0.0
-    for rank, (p, i) in enumerate(known):
-        largest = max(largest, min(1.0, p * (len(ps) - rank)))
-        corrected[i] = largest
+    for rank, (p, i) in enumerate(
+        sorted((p, i) for i, p in enumerate(ps) if p is not None and not math.isnan(p))
+    ):
+        corrected[i] = largest = max(largest, min(1.0, p * (len(ps) - rank)))
     return corrected
 
 
@@ -280,9 +263,8 @@ def equivalence_power(bound: float, tail: float, freedom: float) -> float:
 
     def found(share: float) -> float:
         """Return the power where the estimated standard error, over the true one, is at its quantile."""
-        return float(
-            2 * special.ndtr(bound - point * math.sqrt(special.chdtri(freedom, 1 - share) / freedom)) - 1
-        )
+        error = math.sqrt(special.chdtri(freedom, 1 - share) / freedom)
+        return float(2 * special.ndtr(bound - point * error) - 1)
 
     # Above this quantile the interval of the two tests is wider than the bounds.
     end = special.chdtr(freedom, freedom * (bound / point) ** 2)
@@ -301,14 +283,14 @@ def smallest_difference(spread: float, pairs: int, freedom: float, contrasts: in
     Returns:
         In the unit of `spread`; infinite without a degree of freedom.
     """
-    if freedom <= 0 or pairs < 1:
+    if freedom <= 0:
         return math.inf
     return _shift_found(freedom, contrasts) * spread / math.sqrt(pairs)
 
 
 def equal_power(spread: float, pairs: int, freedom: float, bound: float = EQUAL_NATS) -> float:
     """Return the probability that two arms without a true difference are shown to be equal within the bound."""
-    if freedom <= 0 or pairs < 1:
+    if freedom <= 0:
         return 0.0
     return equivalence_power(bound * math.sqrt(pairs) / spread, LEVEL, freedom) if spread else 1.0
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import mxref
 from mxref.tomlio import to_table
-from mxref_training.lab.answers import Answers, Measures, explored
+from mxref_training.lab.answers import Answers, Measures
 from mxref_training.lab.contrasts import LEVEL, student_point
 from mxref_training.lab.curves import (
     Crossing,
@@ -24,11 +24,22 @@ from mxref_training.lab.curves import (
     spacing,
 )
 from mxref_training.lab.ladder import Arm, Ladder
-from mxref_training.lab.verdict import MIN_RUNS, RULES, Noise, Overhead, judge, overhead, seed_noise
+from mxref_training.lab.verdict import (
+    MIN_RUNS,
+    RULES,
+    Noise,
+    Overhead,
+    Verdict,
+    judge,
+    overhead,
+    seed_noise,
+)
 from mxref_training.log import Point, has_diverged
 
 if TYPE_CHECKING:
     from mxref_training.config import TrainConfig
+
+FORMAT = "mxref-ablation/1"
 
 Record = dict[str, Any]
 Records = Mapping[str, Sequence[Record]]
@@ -59,7 +70,7 @@ def assemble(
     arms = [study.row(arm) for arm in ladder.arm if records.get(arm.name)]
     verdicts = [row["verdict"]["verdict"] for row in arms if row["verdict"]]
     return {
-        "format": "mxref-ablation/1",
+        "format": FORMAT,
         "title": ladder.title,
         "description": ladder.description.strip(),
         "mxref": mxref.__version__,
@@ -73,12 +84,12 @@ def assemble(
         "target": to_table(ladder.target) | {"losses": study.targets, "budget_percent": study.allowed},
         "noise": study.noise_summary(),
         "rules": RULES,
-        "verdicts": {v: verdicts.count(v) for v in ("reproduced", "not reproduced", "underpowered")},
+        "verdicts": {verdict.value: verdicts.count(verdict) for verdict in Verdict},
         "min_runs": MIN_RUNS,
         "contrasts": study.answers.table(),
         "spread": study.answers.spread(),
         "power": study.answers.power(),
-        "exploratory": study.exploratory(),
+        "exploratory": study.answers.explored(),
         "flagged": study.flagged(),
         "arms": arms,
     }
@@ -101,13 +112,14 @@ class _Study:
         }
         reference = self.curves.get(ladder.reference.name, {})
         self.targets = {pair: self._target(curve) for pair, curve in reference.items()}
-        met = {
-            pair: first_crossing(reference[pair], target)
-            for pair, target in self.targets.items()
-            if target is not None
-        }
-        self.crossings = {pair: found for pair, found in met.items() if found.reach is Reach.CROSSED}
+        self.crossings: dict[int, Crossing] = {}
         """The reference's crossings, for the pairs in which it reaches the target."""
+        for pair, target in self.targets.items():
+            if (
+                target is not None
+                and (found := first_crossing(reference[pair], target)).reach is Reach.CROSSED
+            ):
+                self.crossings[pair] = found
         self.measures = Measures(
             losses={
                 name: {
@@ -122,6 +134,11 @@ class _Study:
                 for name, of in self.curves.items()
             },
             diverged={name: (len(self.diverged[name]), len(of)) for name, of in self.curves.items()},
+            slopes={
+                name: {pair: late_slope(curve, self.budget) for pair, curve in of.items()}
+                for name, of in self.curves.items()
+                if not self.diverged[name]
+            },
         )
         self.noise = self._noise()
         crossed = self.crossings.items()
@@ -153,21 +170,6 @@ class _Study:
         if pair in self.diverged[name]:
             return Crossing(Reach.DIVERGED, math.nan)
         return first_crossing(self.curves[name][pair], target)
-
-    def exploratory(self) -> dict[str, Any]:
-        """Return the second analysis, of the arms of which no run diverged."""
-        losses = {
-            arm.name: of
-            for arm in self.ladder.arm
-            if not arm.seed_offset
-            and (of := self.measures.losses.get(arm.name))
-            and len(of) == len(self.curves[arm.name])
-        }
-        slopes = {
-            name: {pair: late_slope(curve, self.budget) for pair, curve in self.curves[name].items()}
-            for name in losses
-        }
-        return explored(self.ladder, losses, slopes)
 
     def flagged(self) -> list[dict[str, Any]]:
         """Return the runs that are flagged, the reference's first, each with the reason."""
@@ -211,11 +213,8 @@ class _Study:
         """
         if (tokens := self.answers.tokens).freedom > 0:
             return 100 * student_point(LEVEL, tokens.freedom) * tokens.spread
-        losses = self.answers.losses
-        slopes = [
-            late_slope(curve, self.budget) for curve in self.curves[self.ladder.reference.name].values()
-        ]
-        if losses.freedom > 0 and slopes and (slope := -fmean(slopes)) > 0:
+        losses, slopes = self.answers.losses, self.measures.slopes.get(self.ladder.reference.name)
+        if losses.freedom > 0 and slopes and (slope := -fmean(slopes.values())) > 0:
             return 100 * student_point(LEVEL, losses.freedom) * losses.spread / slope
         return math.inf
 

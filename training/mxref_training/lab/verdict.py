@@ -16,6 +16,7 @@ from mxref_training.lab.contrasts import EQUAL_NATS, LEVEL, OUTLIER_LEVEL, Diffe
 from mxref_training.lab.curves import RISE, Crossing, Reach
 from mxref_training.lab.ladder import Says
 from mxref_training.log import SPIKE
+from mxref_training.wording import counted
 
 MIN_RUNS = 3
 """Runs that an interval needs before it can support a verdict."""
@@ -79,7 +80,7 @@ def seed_noise(crossings: Sequence[Crossing]) -> Noise:
     if runs < 2 or any(c.reach is not Reach.CROSSED for c in crossings):
         return Noise(math.inf, runs)
     spread = stdev(c.tokens for c in crossings) / crossings[0].tokens
-    return Noise(100 * student_point(0.05, runs - 1) * spread * math.sqrt(2), runs)
+    return Noise(100 * student_point(LEVEL, runs - 1) * spread * math.sqrt(2), runs)
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def overhead(pairs: Sequence[tuple[Crossing, Crossing]], noise: Noise, resolutio
     percents = [100 * (arm.tokens / reference.tokens - 1) for arm, reference in pairs]
     half_width = noise.half_width
     if seeds > 1:
-        half_width = student_point(0.05, seeds - 1) * stdev(percents) / math.sqrt(seeds)
+        half_width = student_point(LEVEL, seeds - 1) * stdev(percents) / math.sqrt(seeds)
     return Overhead(reach, fmean(percents), max(half_width, resolution), runs, diverged, seeds)
 
 
@@ -164,10 +165,7 @@ def judge(claim: tuple[float, float] | None, found: Overhead | None, budget: flo
     if found is None:
         return Verdict.UNDERPOWERED, "no target to compare at"
     if found.runs < MIN_RUNS:
-        return (
-            Verdict.UNDERPOWERED,
-            f"{found.runs} run{'s' * (found.runs != 1)}, {MIN_RUNS} needed",
-        )
+        return Verdict.UNDERPOWERED, f"{counted(found.runs, 'run')}, {MIN_RUNS} needed"
     if found.reach is Reach.DIVERGED:
         if claim is not None:
             return Verdict.NOT_REPRODUCED, "diverged"
@@ -205,26 +203,21 @@ class Outcome(StrEnum):
     """No pair of runs has finished."""
 
 
-@dataclass(frozen=True)
-class Divergence:
-    """How many runs of the two arms of a contrast diverged."""
-
-    arm: int
-    arm_runs: int
-    against: int
-    against_runs: int
+Counts = tuple[int, int]
+"""How many runs of an arm diverged, and how many there are."""
 
 
-def outcome(found: Difference | None, corrected: float | None, diverged: Divergence) -> Outcome:
+def outcome(found: Difference | None, corrected: float | None, arm: Counts, against: Counts) -> Outcome:
     """Return the outcome of a contrast of losses.
 
     Args:
         found: the difference in nats, over pairs that did not diverge.
         corrected: its p-value, corrected for the number of contrasts.
-        diverged: how many runs diverged.
+        arm: runs of the arm that diverged.
+        against: runs of the other arm that diverged.
     """
-    if diverged.arm or diverged.against:
-        every = diverged.arm == diverged.arm_runs and diverged.against_runs and not diverged.against
+    if arm[0] or against[0]:
+        every = arm[0] == arm[1] and against[1] and not against[0]
         return Outcome.DIVERGES if every else Outcome.UNDECIDED
     if found is None:
         return Outcome.MISSING
@@ -233,8 +226,8 @@ def outcome(found: Difference | None, corrected: float | None, diverged: Diverge
     return Outcome.EQUAL if found.equal_p(EQUAL_NATS) < LEVEL else Outcome.UNDERPOWERED
 
 
-def judge_prediction(says: Says, seen: Outcome, converged: bool) -> str:
-    """Return whether a prediction is `reproduced`, `not reproduced` or `underpowered`.
+def judge_prediction(says: Says, seen: Outcome, converged: bool) -> Verdict:
+    """Return the verdict on a prediction.
 
     Args:
         says: the prediction.
@@ -242,44 +235,41 @@ def judge_prediction(says: Says, seen: Outcome, converged: bool) -> str:
         converged: whether no run of the arm diverged and all of them reached the target.
     """
     if seen.value == says.value:
-        return "reproduced"
-    if says is Says.DIVERGES:
-        return "not reproduced" if converged else "underpowered"
-    decided = (Outcome.LOWER, Outcome.HIGHER, Outcome.EQUAL, Outcome.DIVERGES)
-    return "not reproduced" if seen in decided else "underpowered"
+        return Verdict.REPRODUCED
+    decided = converged if says is Says.DIVERGES else seen not in _OPEN
+    return Verdict.NOT_REPRODUCED if decided else Verdict.UNDERPOWERED
 
 
-def sentence(seen: Outcome, found: Difference | None, diverged: Divergence, decide: int | None) -> str:
+_OPEN = (Outcome.UNDECIDED, Outcome.UNDERPOWERED, Outcome.MISSING)
+
+
+def sentence(
+    seen: Outcome, found: Difference | None, arm: Counts, against: Counts, decide: int | None
+) -> str:
     """Return the answer of a contrast in one sentence or two."""
-    if seen is Outcome.MISSING or (found is None and not diverged.arm and not diverged.against):
+    if seen is Outcome.MISSING:
         return "Not run yet."
     if seen is Outcome.DIVERGES:
-        return f"All {diverged.arm_runs} runs diverged, and none of the other arm's."
+        return f"All {arm[1]} runs diverged, and none of the other arm's."
     if seen is Outcome.UNDECIDED:
         return (
-            f"No difference is computed: {diverged.arm} of {diverged.arm_runs} runs diverged, and "
-            f"{diverged.against} of {diverged.against_runs} of the other arm's."
+            f"No difference is computed: {arm[0]} of {arm[1]} runs diverged, and {against[0]} of {against[1]} of the "
+            "other arm's."
         )
     assert found is not None
-    noisy = " Its pairs scatter more than twice as much as the pooled spread says." if found.is_noisy else ""
-    return _told(seen, found, decide) + noisy
-
-
-def _told(seen: Outcome, found: Difference, decide: int | None) -> str:
-    """Return the answer of a contrast with a difference."""
-    interval = f"95 % interval {_signed(found.low)} to {_signed(found.high)}"
+    apart, interval = _signed(found.estimate), f"95 % interval {_signed(found.low)} to {_signed(found.high)}"
     if seen is Outcome.EQUAL:
-        return f"Equal to within {EQUAL_NATS:.3f} nats: the losses differ by {_signed(found.estimate)} ({interval})."
-    if seen is Outcome.UNDERPOWERED:
-        if found.freedom <= 0:
-            return (
-                f"Cannot be told: the loss is {_signed(found.estimate)} nats apart, and no spread is known."
-            )
-        text = f"Cannot be told: the losses differ by {_signed(found.estimate)} nats ({interval})"
-        return text + (f"; about {decide} seeds would tell." if decide else ".")
-    small = "; less than the bound of equality" if found.equal_p(EQUAL_NATS) < 0.05 else ""
-    word = "Lower" if seen is Outcome.LOWER else "Higher"
-    return f"{word} by {abs(found.estimate):.4f} nats ({interval}{small})."
+        said = f"Equal to within {EQUAL_NATS:.3f} nats: the losses differ by {apart} ({interval})."
+    elif seen is Outcome.UNDERPOWERED and found.freedom <= 0:
+        said = f"Cannot be told: the loss is {apart} nats apart, and no spread is known."
+    elif seen is Outcome.UNDERPOWERED:
+        more = f"; about {decide} seeds would tell." if decide else "."
+        said = f"Cannot be told: the losses differ by {apart} nats ({interval}){more}"
+    else:
+        small = "; less than the bound of equality" if found.equal_p(EQUAL_NATS) < LEVEL else ""
+        said = f"{seen.value.capitalize()} by {abs(found.estimate):.4f} nats ({interval}{small})."
+    noisy = " Its pairs scatter more than twice as much as the pooled spread says." if found.is_noisy else ""
+    return said + noisy
 
 
 def _signed(value: float) -> str:
