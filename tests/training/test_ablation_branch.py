@@ -22,9 +22,8 @@ from mxref_training.branch_start import begin_branch
 from mxref_training.errors import ConfigError
 from mxref_training.interrupt import Interrupted
 from mxref_training.lab.branches import assemble_branches
-from mxref_training.lab.ladder import Ladder
+from mxref_training.lab.ladder import Branch, Ladder
 from mxref_training.lab.last_checkpoint import Extra
-from mxref_training.lab.moments import Branch
 from mxref_training.lab.study import summary
 from mxref_training.progress import ProgressSink
 from mxref_training.report.branches import branch_tables
@@ -248,7 +247,7 @@ def test_pairs_and_intervals_over_seeds() -> None:
         ({"updates": 0}, "branch.updates = 0 is below 1"),
         ({"updates": 6, "eval_every": 4}, "branch.updates = 6 is not a multiple of branch.eval_every = 4"),
         ({"moments": []}, "branch.moments is empty"),
-        ({"trunk": "fp9"}, "no arm is named 'fp9'"),
+        ({"trunk": "fp9"}, "branch.trunk = 'fp9' is no arm"),
         ({"trunk": "fp8-again"}, "branch.trunk = 'fp8-again' has a seed_offset"),
     ],
 )

@@ -73,7 +73,7 @@ CONTRAST = {"name": "c", "arm": "h16", "against": "bad", "question": "Does H16 h
             {"arm": [{**FP8_ARM, "paper": {"overhead": "much", "source": "s"}}]},
             "'much' is neither a percentage",
         ),
-        ({"arm": [{**FP8_ARM, "seed_offset": 1}]}, "reference arm 'fp8' has seed_offset = 1"),
+        ({"arm": [{**FP8_ARM, "seed_offset": 1}]}, "target.reference = 'fp8' has a seed_offset"),
         (
             {
                 "arm": [

@@ -19,10 +19,9 @@ from mxref.tomlio import to_table
 from mxref_training.config import Schedule
 from mxref_training.errors import ConfigError
 from mxref_training.lab.arm import DESIGN, ArmRun, Planned, Start, run_name
-from mxref_training.lab.contrasts import student_point
-from mxref_training.lab.ladder import Arm, Ladder
+from mxref_training.lab.contrasts import LEVEL, student_point
+from mxref_training.lab.ladder import Arm, Branch, Ladder
 from mxref_training.lab.last_checkpoint import VALIDATION
-from mxref_training.lab.moments import Branch
 from mxref_training.lab.result_file import Record, digest, write_json
 from mxref_training.lab.study import Study, Tally, require_runnable, seeded
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 FORMAT = "mxref-branch/1"
 LAST = 0.25
 """Part of the updates over which the training loss at the end is averaged."""
-_LEVEL = 0.05
 
 Curve = dict[int, float]
 """Loss by step."""
@@ -293,5 +291,5 @@ def _interval(values: Sequence[float | None]) -> dict[str, Any] | None:
         return None
     half = None
     if len(known) > 1:
-        half = student_point(_LEVEL, len(known) - 1) * stdev(known) / math.sqrt(len(known))
+        half = student_point(LEVEL, len(known) - 1) * stdev(known) / math.sqrt(len(known))
     return {"mean": fmean(known), "half_width": half, "pairs": len(known)}

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,6 @@ from mxref.tomlio import build, merge, nearest, read_toml, shown, to_table
 from mxref_training.config import TrainConfig
 from mxref_training.config_files import config_from_table, parse_override, require_known
 from mxref_training.errors import ConfigError
-from mxref_training.lab.moments import Branch
 from mxref_training.treatment import describe
 
 # A table whose keys are checked when it is laid over another one. `build` only knows plain `dict`.
@@ -47,6 +47,7 @@ _SHARED = frozenset({"data", "parallel", "model.vocab"} | {f"run.{key}" for key 
 """Sections and keys that an arm cannot set for itself."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_MOMENT = re.compile(r"(\d+(?:\.\d+)?)\s*(%?)")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)(?:\s*[-–]\s*(\d+(?:\.\d+)?))?\s*%")
 
 
@@ -175,6 +176,75 @@ class LastCheckpoints:
 
 
 @dataclass(frozen=True)
+class Branch:
+    """The table `[branch]`: every recipe goes on from checkpoints of one run, on the same batches, for some updates."""
+
+    trunk: str = ""
+    """Name of the arm that is trained up to the moments; empty: the reference."""
+    moments: tuple[str, ...] = ("25%", "50%", "75%")
+    """Steps, or shares of the steps of the run as in `25%`, at which all recipes branch off."""
+    updates: int = 200
+    """Optimizer steps that each branch takes."""
+    eval_every: int = 0
+    """Steps between evaluations of a branch; `updates` and the moments are multiples. 0: a quarter of `updates`."""
+    seeds: int = 1
+    """Trunks, each at other seeds."""
+    anneal: bool = False
+    """Lower the learning rate of every branch to 0, in a straight line over its updates."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("updates", 1), ("eval_every", 0), ("seeds", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"branch.{name} = {getattr(self, name)} is below {least}")
+        if self.updates % self.interval:
+            raise ConfigError(
+                f"branch.updates = {self.updates} is not a multiple of branch.eval_every = {self.eval_every}, so the "
+                "end of a branch would not be evaluated"
+            )
+        if not self.moments:
+            raise ConfigError("branch.moments is empty: give steps or shares, as in 25%")
+
+    @property
+    def interval(self) -> int:
+        """Steps between evaluations: without `eval_every` a quarter of the updates, or all where that is not whole."""
+        return self.eval_every or (self.updates // 4 if self.updates % 4 == 0 else self.updates)
+
+    def steps(self, steps: int) -> tuple[int, ...]:
+        """Return the steps of the moments in a run of that many steps, ascending.
+
+        Raises:
+            ConfigError: a moment is no number or share, is not between two evaluations of a branch, has too few steps
+                after it, or is named twice.
+        """
+        found = [self._step(text, steps) for text in self.moments]
+        for text, step in zip(self.moments, found, strict=True):
+            if not 1 <= step <= steps - self.updates:
+                raise ConfigError(
+                    f"branch.moments: {text} is step {step}, which is not from 1 to {steps - self.updates}: a branch "
+                    f"takes {self.updates} of the {steps} steps"
+                )
+            if found.count(step) > 1:
+                raise ConfigError(f"branch.moments names step {step} twice")
+        return tuple(sorted(found))
+
+    def _step(self, text: str, steps: int) -> int:
+        found = _MOMENT.fullmatch(text.strip())
+        if not found or (not found[2] and "." in found[1]):
+            raise ConfigError(
+                f"branch.moments: {shown(text)} is neither a step nor a share of the run, as in 500 or 25%"
+            )
+        if found[2]:
+            return round(Fraction(found[1]) * steps / 100 / self.interval) * self.interval
+        step = int(found[1])
+        if step % self.interval:
+            raise ConfigError(
+                f"branch.moments: step {step} is not a multiple of {self.interval}, the steps between evaluations, so "
+                "the end of a branch would not be evaluated"
+            )
+        return step
+
+
+@dataclass(frozen=True)
 class TrainOverlay:
     """A training preset and what the ladder changes in it, table by table."""
 
@@ -211,67 +281,54 @@ class Ladder:
     """What is done with the last checkpoint of each run."""
 
     def __post_init__(self) -> None:
-        names = [arm.name for arm in self.arm]
-        _check_names("arm", names)
-        _check_names("contrast", [contrast.name for contrast in (*self.contrast, *self.exploratory)])
-        for key in ("reference", "high_precision"):
-            name = getattr(self.target, key)
-            if name not in names and (name or key == "reference"):
-                raise ConfigError(
-                    f"target.{key} = {shown(name)} is no arm of the ladder{nearest(name, names)}"
-                )
+        contrasts = (*self.contrast, *self.exploratory)
+        _check_names("arm", [arm.name for arm in self.arm])
+        _check_names("contrast", [contrast.name for contrast in contrasts])
+        reference = self._compared("target.reference", self.target.reference)
+        if self.target.high_precision:
+            self.named(self.target.high_precision, "target.high_precision")
+        if self.branch.trunk:
+            self._compared("branch.trunk", self.branch.trunk)
         if not 0 < self.target.fraction < 1:
             raise ConfigError(f"target.fraction = {self.target.fraction} is outside 0 .. 1")
-        if self.reference.seed_offset:
+        for contrast in contrasts:
+            for key in ("arm", "against"):
+                self._compared(f"contrast {contrast.name!r}: {key}", getattr(contrast, key))
+            if contrast.arm == contrast.against:
+                raise ConfigError(f"contrast {contrast.name!r} compares {contrast.arm!r} with itself")
+        kept = (
+            [reference.name] if self.last.keep is None else [self.named(name).name for name in self.last.keep]
+        )
+        if self.last.probe and reference.name not in kept:
             raise ConfigError(
-                f"the reference arm {self.reference.name!r} has seed_offset = {self.reference.seed_offset}; "
-                "set it to 0"
+                f"last.probe reads the checkpoint of {reference.name}, which last.keep deletes: name it there"
             )
-        self._check_contrasts(names)
-        if self.trunk.seed_offset:
-            raise ConfigError(
-                f"branch.trunk = {self.trunk.name!r} has a seed_offset; name an arm without one"
-            )
-        for name in self.last.keep or ():
-            self.named(name)
-        if self.last.probe and self.last.keep is not None and self.reference.name not in self.last.keep:
-            raise ConfigError(
-                f"last.probe reads the checkpoint of {self.reference.name}, which last.keep deletes: name it there"
-            )
-        base = self.resolve(self.reference)
         for arm in self.arm:
-            if arm.seeds > self.reference.seeds:
+            if arm.seeds > reference.seeds:
                 raise ConfigError(
-                    f"arm {arm.name!r} has seeds = {arm.seeds}, and the reference arm {self.reference.name!r} only "
-                    f"{self.reference.seeds}: each repetition is compared with the reference's, so give it as many"
+                    f"arm {arm.name!r} has seeds = {arm.seeds}, and the reference arm {reference.name!r} only "
+                    f"{reference.seeds}: each repetition is compared with the reference's, so give it as many"
                 )
             if arm.seed_offset and arm.seeds > 1:
                 raise ConfigError(
                     f"arm {arm.name!r} has a seed_offset and so runs once; leave seeds = {arm.seeds} out"
                 )
-            if arm.seed_offset and (self.resolve(arm), arm.train) != (base, self.reference.train):
+            alike = self.resolve(arm) == self.resolve(reference) and arm.train == reference.train
+            if arm.seed_offset and not alike:
                 raise ConfigError(
                     f"arm {arm.name!r} has seed_offset = {arm.seed_offset} and another recipe or other keys of "
-                    f"train than {self.reference.name!r}: arms are compared at equal seeds, so only a repetition of "
+                    f"train than {reference.name!r}: arms are compared at equal seeds, so only a repetition of "
                     "the reference may have an offset"
                 )
 
-    def _check_contrasts(self, names: list[str]) -> None:
-        for contrast in (*self.contrast, *self.exploratory):
-            for key in ("arm", "against"):
-                name = getattr(contrast, key)
-                if name not in names:
-                    raise ConfigError(
-                        f"contrast {contrast.name!r}: {key} = {shown(name)} is no arm of the ladder"
-                        f"{nearest(name, names)}"
-                    )
-                if self.named(name).seed_offset:
-                    raise ConfigError(
-                        f"contrast {contrast.name!r}: {key} = {name!r} has a seed_offset, and contrasts are taken at "
-                        "equal seeds; name an arm without one"
-                    )
-            if contrast.arm == contrast.against:
-                raise ConfigError(f"contrast {contrast.name!r} compares {contrast.arm!r} with itself")
+    def _compared(self, key: str, name: str) -> Arm:
+        """Return the arm that a key of the file names, which others are compared with at equal seeds."""
+        arm = self.named(name, key)
+        if arm.seed_offset:
+            raise ConfigError(
+                f"{key} = {name!r} has a seed_offset, and arms are compared at equal seeds; name an arm without one"
+            )
+        return arm
 
     @property
     def reference(self) -> Arm:
@@ -283,12 +340,12 @@ class Ladder:
         """The arm from whose checkpoints the others branch off."""
         return self.named(self.branch.trunk or self.target.reference)
 
-    def named(self, name: str) -> Arm:
-        """Return an arm by name; ConfigError names the nearest."""
-        for arm in self.arm:
-            if arm.name == name:
-                return arm
-        raise ConfigError(f"no arm is named {shown(name)}{nearest(name, [arm.name for arm in self.arm])}")
+    def named(self, name: str, key: str = "") -> Arm:
+        """Return an arm by its name; ConfigError names the nearest one, and the `key` of the file that is wrong."""
+        if found := next((arm for arm in self.arm if arm.name == name), None):
+            return found
+        said = f"{key} = {shown(name)} is no arm of the ladder" if key else f"no arm is named {shown(name)}"
+        raise ConfigError(f"{said}{nearest(name, [arm.name for arm in self.arm])}")
 
     def repetitions(self, arm: Arm, seeds: int | None = None) -> int:
         """Return how often an arm runs: once with a seed offset, else `seeds`, or the arm's own number if None."""
@@ -313,7 +370,7 @@ class Ladder:
         keys = [
             f"{section}.{key} = {value}" for section, own in arm.train.items() for key, value in own.items()
         ]
-        return [*describe(self.resolve(arm)), *([("Training", ", ".join(keys))] if keys else [])]
+        return describe(self.resolve(arm)) + ([("Training", ", ".join(keys))] if keys else [])
 
     def names(self, words: Sequence[str]) -> list[str]:
         """Return the names of the arms that words select: those that are named, or all, without those named `-NAME`.
@@ -362,7 +419,7 @@ class Extension:
     """Repetitions of every arm that is taken; None leaves each its own."""
 
 
-_EXTENSION = ("extends", "arms", "seeds")
+_EXTENSION = tuple(f.name for f in fields(Extension))
 
 
 def extended(table: Mapping[str, Any], base: Mapping[str, Any], where: str) -> dict[str, Any]:
