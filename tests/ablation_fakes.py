@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -60,7 +61,10 @@ class FakeTrainer:
         stretch = (1 + self.slowdown.get(label, 0.0)) * (1 + 0.01 * math.sin(config.run.seed))
         losses = [(step, 2 + 6 * (step / stretch) ** -0.25) for step in steps]
         if label in self.diverging:
-            (out / "metrics.jsonl").write_text('{"step": 10, "loss": 6.0}\n{"step": 10, "val_loss": 5.5}\n')
+            lines = (
+                {"step": 10, "tokens": 5120, key: value} for key, value in (("loss", 6.0), ("val_loss", 5.5))
+            )
+            (out / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
             raise DivergedError("loss is not finite at step 17")
         return FakeResult(losses, tokens=config.run.steps * config.run.batch * config.run.seq_len)
 

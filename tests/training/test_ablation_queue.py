@@ -300,7 +300,7 @@ def test_the_remaining_time_is_that_of_the_steps_of_all_runs(monkeypatch: pytest
     now = 0.0
     monkeypatch.setattr(queue.time, "monotonic", lambda: now)
     left = queue.Remaining(30)
-    left.skip(10)  # a resumed run
+    left.left -= 10  # of a resumed run
     assert left.seconds == 0
     now = 8.0
     left.take(4)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +32,8 @@ from mxref_training.identity import identity
 from mxref_training.lab import result_file
 from mxref_training.lab.ladder import SEED, Arm
 from mxref_training.lab.last_checkpoint import Extra, evaluate_last, release
-from mxref_training.lab.result_file import Record, plain, read_json, write_json
-from mxref_training.log_files import read_lines
+from mxref_training.lab.result_file import Record, read_json, write_json
+from mxref_training.log import read_result
 
 if TYPE_CHECKING:
     from mxref_training.log import TrainResult
@@ -87,7 +88,7 @@ class ArmRun:
     """With the seeds of this run."""
     recipe: Recipe
     key: dict[str, Any]
-    """Its fingerprint."""
+    """Its fingerprint, as JSON gives it back."""
     corpus: str = field(default="", compare=False)
     """One line about the documents."""
     keep_checkpoints: bool = field(default=True, compare=False)
@@ -119,24 +120,19 @@ class ArmRun:
         """The directory of this run."""
         return self.out / "arms" / self.name
 
+    @property
+    def _store(self) -> CheckpointStore:
+        return CheckpointStore(self.folder / "checkpoints", self.config.run.keep)
+
     def finished(self) -> Record | None:
         """Return the record of a finished run that is still valid."""
         found = result_file.read(self.folder / _RESULT)
-        wanted = plain(self.key)
-        if (
-            not found
-            or found["key"] != wanted
-            or self._stored_key() != wanted
-            or not self._is_of_the_log(found)
-        ):
+        if not found or found["key"] != self.key or not self.has_begun():
             return None
-        record: Record = found["record"]
-        return record
-
-    def _is_of_the_log(self, found: dict[str, Any]) -> bool:
-        """Return whether a result was read from the log that is here; a collected result has no run beside it."""
+        # A collected result has no run beside it.
         alone = not any((self.folder / name).exists() for name in ("metrics.jsonl", "run.json"))
-        return alone or found["metrics"] == result_file.metrics_digest(self.folder)
+        record: Record = found["record"]
+        return record if alone or found["metrics"] == result_file.metrics_digest(self.folder) else None
 
     def finish(self, record: Record) -> Record:
         """Write the record of a finished run, and return it as JSON gives it back."""
@@ -156,11 +152,9 @@ class ArmRun:
 
     def drop_checkpoints(self) -> None:
         """Delete the checkpoints of a finished run, unless they are kept."""
-        if self.keep_checkpoints:
-            return
-        store = CheckpointStore(self.folder / "checkpoints", self.config.run.keep)
-        with self._explained():
-            store.drop()  # an empty folder shows that no checkpoint is missing
+        if not self.keep_checkpoints:
+            with self._explained():
+                self._store.drop()  # an empty folder shows that no checkpoint is missing
 
     def prepare(self) -> str:
         """Prepare the directory, and move one with another fingerprint aside. Return what will happen, and why.
@@ -170,33 +164,34 @@ class ArmRun:
         """
         if self.finished():
             return "finished before, kept"
+        result = self.folder / _RESULT
         with self._explained():
             make_folder(self.folder)
             with self.alone():
                 stored = self._stored_key()
-                if stored == plain(self.key):
-                    if (self.folder / _RESULT).exists():
+                if stored == self.key:
+                    if result.exists():
                         return "result.json or metrics.jsonl was changed later: the result is read again from the run"
                     return "resumes where it stopped"
-                if stored and is_longer(stored, plain(self.key)):
-                    (self.folder / _RESULT).unlink(missing_ok=True)
-                    resumes = (self.folder / _KEY).exists()
-                    write_json(self.folder / _KEY, self.key)
-                    before, steps = stored["run"]["steps"], self.key["run"]["steps"]
-                    if not resumes or self._lost_its_checkpoints():
-                        return f"starts anew, for {steps:,} steps: the run of {before:,} steps has no checkpoint here"
-                    return f"goes on from {before:,} to {steps:,} steps"
-                if stored is None and not (self.folder / "run.json").exists():
-                    write_json(self.folder / _KEY, self.key)
-                    return "starts"
-                changed = (
-                    ", ".join(changes(stored, plain(self.key))) if stored else "its fingerprint is missing"
-                )
-                aside = set_aside(self.out, self.folder)
+                longer = stored and is_longer(stored, self.key)
+                anew = not longer and (stored or (self.folder / "run.json").exists())
+                if anew:
+                    changed = ", ".join(changes(stored, self.key)) if stored else "its fingerprint is missing"
+                    aside = set_aside(self.out, self.folder)
+                elif longer:
+                    result.unlink(missing_ok=True)
+                    lost = not (self.folder / _KEY).exists() or self._lost_its_checkpoints()
             make_folder(self.folder)
             with self.alone():
                 write_json(self.folder / _KEY, self.key)
-        return f"starts anew, because {changed} (the old run is in {aside})"
+        if anew:
+            return f"starts anew, because {changed} (the old run is in {aside})"
+        if not stored:
+            return "starts"
+        before, steps = stored["run"]["steps"], self.key["run"]["steps"]
+        if lost:
+            return f"starts anew, for {steps:,} steps: the run of {before:,} steps has no checkpoint here"
+        return f"goes on from {before:,} to {steps:,} steps"
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -219,32 +214,26 @@ class ArmRun:
 
     def to_table(self) -> dict[str, Any]:
         """Return this run as JSON values."""
-        own = {name: getattr(self, name) for name in ("seed", "corpus", "keep_checkpoints", "stops")}
-        own["start"] = [str(self.start.trunk), self.start.step] if self.start else None
-        tables = {name: to_table(getattr(self, name)) for name in ("arm", "config", "recipe", "extra")}
-        return {"out": str(self.out), "key": plain(self.key)} | own | tables
+        start = [str(self.start.trunk), self.start.step] if self.start else None
+        return {**to_table(self), "out": str(self.out), "start": start}
 
     @classmethod
     def from_table(cls, table: dict[str, Any]) -> ArmRun:
         """Return the run that `to_table` wrote."""
-        return cls(
-            Path(table["out"]),
-            build(Arm, table["arm"], "arm"),
-            table["seed"],
-            config_from_table(table["config"]),
-            recipe_from_table(table["recipe"]),
-            table["key"],
-            table["corpus"],
-            table["keep_checkpoints"],
-            Start(Path(table["start"][0]), table["start"][1]) if table["start"] else None,
-            tuple(table["stops"]),
-            build(Extra, table["extra"], "extra"),
-        )
+        made = {
+            "out": Path(table["out"]),
+            "arm": build(Arm, table["arm"], "arm"),
+            "config": config_from_table(table["config"]),
+            "recipe": recipe_from_table(table["recipe"]),
+            "start": Start(Path(table["start"][0]), table["start"][1]) if table["start"] else None,
+            "stops": tuple(table["stops"]),
+            "extra": build(Extra, table["extra"], "extra"),
+        }
+        return cls(**(table | made))
 
     def has_begun(self) -> bool:
         """Return whether this run, and no other, is in its directory."""
-        stored, wanted = self._stored_key(), plain(self.key)
-        return bool(stored == wanted)
+        return self._stored_key() == self.key
 
     def forget(self) -> None:
         """Move the directory aside, so that the run is trained again."""
@@ -254,24 +243,20 @@ class ArmRun:
     def progress(self) -> float:
         """Return the part of the run that its newest checkpoint holds."""
         first, last = self.span
-        step = CheckpointStore(self.folder / "checkpoints", self.config.run.keep).latest() or first
-        return min(1.0, (step - first) / (last - first))
+        return min(1.0, ((self._store.latest() or first) - first) / (last - first))
 
     def _lost_its_checkpoints(self) -> bool:
-        store = CheckpointStore(self.folder / "checkpoints", self.config.run.keep)
-        return (self.folder / "run.json").exists() and store.latest() is None
+        return (self.folder / "run.json").exists() and self._store.latest() is None
 
     def _stored_key(self) -> dict[str, Any] | None:
-        stored = read_json(self.folder / _KEY)
-        if stored is None and (found := result_file.read(self.folder / _RESULT)):
-            collected: dict[str, Any] = found["key"]
-            return collected
-        return stored
+        """Return the fingerprint of the run in the directory; a collected result holds its own."""
+        return read_json(self.folder / _KEY) or (result_file.read(self.folder / _RESULT) or {}).get("key")
 
 
 def set_aside(out: Path, folder: Path) -> Path:
     """Move the directory of a run to `out/superseded`, and return its new place."""
-    aside = _free_name(out / "superseded" / folder.name)
+    names = (out / "superseded" / f"{folder.name}-{number}" for number in count(1))
+    aside = next(path for path in names if not path.exists())
     make_folder(aside.parent)
     folder.rename(aside)
     for parent in (aside.parent, folder.parent):
@@ -279,13 +264,6 @@ def set_aside(out: Path, folder: Path) -> Path:
     # A process that waits for the lock then notices that the directory was replaced.
     (aside / _LOCK).unlink(missing_ok=True)
     return aside
-
-
-def _free_name(path: Path) -> Path:
-    number = 1
-    while (candidate := path.with_name(f"{path.name}-{number}")).exists():
-        number += 1
-    return candidate
 
 
 # ---- training ----
@@ -341,13 +319,15 @@ def train_arm(
         if diverged:
             # Divergence is a result, with the curve up to that point: some arms exist to show it. A curve that rises
             # again without this error is judged when the results are assembled.
-            record |= {"losses": _logged_losses(run.folder)}
+            record |= {"losses": read_result(run.folder).losses}
         else:
+            # A branch counts its tokens from step 0, but the first of them took the trunk's time.
+            tokens = result.tokens - run.span[0] * run.config.run.step_tokens
             record |= {
                 "losses": result.losses,
                 "seconds": result.seconds,
                 "tokens": result.tokens,
-                "tokens_per_second": _pace(run, result),
+                "tokens_per_second": tokens / result.seconds if result.seconds else None,
                 "skipped_steps": result.skipped_steps,
             }
             if run.extra:
@@ -358,22 +338,8 @@ def train_arm(
         record["evaluation_seconds"] = result_file.evaluation_seconds(run.folder)
         facts = read_json(run.folder / "run.json") or {}
         kept = ("started", "parameters", "flops_per_token", "versions", "platform", "hardware")
-        record |= {"environment": {key: facts[key] for key in kept if key in facts}}
+        record["environment"] = {key: facts[key] for key in kept if key in facts}
         return run.finish(record)
-
-
-def _pace(run: ArmRun, result: TrainResult) -> float | None:
-    """Return the tokens that a run itself trained on in a second; None if it took no step.
-
-    A branch counts its tokens from step 0, but the first of them took the trunk's time.
-    """
-    before = run.span[0] * run.config.run.step_tokens
-    return (result.tokens - before) / result.seconds if result.seconds else None
-
-
-def _logged_losses(folder: Path) -> list[tuple[int, float | None]]:
-    lines = read_lines(folder / "metrics.jsonl")
-    return [(line["step"], line["val_loss"]) for line in lines if "val_loss" in line]
 
 
 # ---- fingerprints ----

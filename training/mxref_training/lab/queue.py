@@ -17,8 +17,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -133,6 +132,23 @@ def on_share(config: TrainConfig, slots: Sequence[Slot]) -> TrainConfig:
 # ---- progress ----
 
 
+class Remaining:
+    """The steps that the runs of a ladder have left, and how long these take at the speed since it began."""
+
+    def __init__(self, steps: int) -> None:
+        self.left, self._done, self._began = steps, 0, time.monotonic()
+
+    def take(self, steps: int) -> None:
+        """Count finished steps."""
+        self.left -= steps
+        self._done += steps
+
+    @property
+    def seconds(self) -> float:
+        """Seconds until the last run ends; 0 before the first step has ended."""
+        return self.left * (time.monotonic() - self._began) / max(1, self._done)
+
+
 class Lines(PlainProgress):
     """A run's progress in lines, now and then, which end with the time that all runs of the ladder have left."""
 
@@ -142,8 +158,8 @@ class Lines(PlainProgress):
         self._name, self._at, self._remaining = name, first, remaining
 
     def start(self, label: str, step: int, steps: int, step_tokens: int) -> None:
-        """Begin, or go on from a checkpoint."""
-        self._remaining.skip(step - self._at)
+        """Begin, or go on from a checkpoint, whose steps take no time."""
+        self._remaining.left -= step - self._at
         self._at = step
         super().start(self._name, step, steps, step_tokens)
 
@@ -152,27 +168,6 @@ class Lines(PlainProgress):
         self._remaining.take(step - self._at)
         self._at = step
         return f"{super().facts(step, loss)}, all runs {clock(self._remaining.seconds)}"
-
-
-class Remaining:
-    """The steps that the runs of a ladder have left, and how long these take at the speed since it began."""
-
-    def __init__(self, steps: int) -> None:
-        self._left, self._done, self._began = steps, 0, time.monotonic()
-
-    def skip(self, steps: int) -> None:
-        """Take off steps that a checkpoint had."""
-        self._left -= steps
-
-    def take(self, steps: int) -> None:
-        """Count finished steps."""
-        self._left -= steps
-        self._done += steps
-
-    @property
-    def seconds(self) -> float:
-        """Seconds until the last run ends; 0 before the first step has ended."""
-        return self._left * (time.monotonic() - self._began) / max(1, self._done)
 
 
 # ---- the queue ----
@@ -198,7 +193,9 @@ class Queue:
     def __call__(self, runs: Sequence[ArmRun], tally: Tally, corpus: Any) -> None:
         """Train all of them, as `Runner` says; ArmError if runs ended without a result."""
         if runs:
-            with _written(corpus.to_table()) as tokens, StopRequest() as request:
+            with tempfile.TemporaryDirectory(prefix="mxref-queue-") as folder, StopRequest() as request:
+                tokens = Path(folder, "tokens.json")
+                tokens.write_text(json.dumps(corpus.to_table()))
                 _Batch(self, runs, tally, request, tokens).train()
 
     def is_over(self) -> bool:
@@ -213,19 +210,15 @@ class Queue:
         return not self.is_over() and self.clock() + seconds <= self.deadline
 
 
-@dataclass
 class _Batch:
     """The runs of one call: waiting, training, done and failed."""
 
-    queue: Queue
-    runs: Sequence[ArmRun]
-    tally: Tally
-    request: StopRequest
-    tokens: Path
-
-    def __post_init__(self) -> None:
-        self.waiting = list(self.runs)
-        self.remaining = Remaining(sum(last - first for first, last in (run.span for run in self.runs)))
+    def __init__(
+        self, queue: Queue, runs: Sequence[ArmRun], tally: Tally, request: StopRequest, tokens: Path
+    ) -> None:
+        self.queue, self.runs, self.tally, self.request, self.tokens = queue, runs, tally, request, tokens
+        self.waiting = list(runs)
+        self.remaining = Remaining(sum(last - first for first, last in (run.span for run in runs)))
         self.begun: set[int] = set()
         """The seeds of which a run has started."""
         self.children: list[_Child] = []
@@ -242,9 +235,7 @@ class _Batch:
                 while free and (run := self._next()):
                     self.tally.begin(run)
                     sink = Lines(run.title, run.span[0], len(self.queue.slots), self.remaining)
-                    self.children.append(
-                        _Child.start(free.popleft(), run, sink, self.queue.backend, self.tokens)
-                    )
+                    self.children.append(_Child(free.popleft(), run, sink, self.queue.backend, self.tokens))
                 if not self.children:
                     break
                 for child in _readable(self.children):
@@ -262,18 +253,14 @@ class _Batch:
         self.conclude()
 
     def _look_at_the_clock(self) -> None:
-        if self.why:
+        """Stop the runs after their step if a signal asked for it, or the time is up."""
+        over = "the time is up" if self.queue.is_over() else ""
+        if self.why or not (why := self.request.signal or over):
             return
-        if self.request.signal:
-            self.why = self.request.signal
-            said = f"{self.why}: stops after this step; a second signal ends it at once"
-        elif self.queue.is_over():
-            self.why = "the time is up"
-            said = f"{self.why}: stops after this step"
-        else:
-            return
+        self.why = why
+        more = "; a second signal ends it at once" if self.request.signal else ""
         for child in self.children:
-            child.sink.note(said)
+            child.sink.note(f"{why}: stops after this step{more}")
         self.stop(signal.SIGINT)
 
     def _next(self) -> ArmRun | None:
@@ -309,8 +296,7 @@ class _Batch:
             return
         else:
             self.failed.append(run.title)
-            changed = f"its result was changed as soon as it was written; see {child.log}"
-            self.tally.failed(run, child.reason(code) if code else changed)
+            self.tally.failed(run, child.reason(code))
 
     def conclude(self) -> None:
         """Raise the error that stopped the runs; also after the last one, because what follows is to stop too."""
@@ -330,22 +316,13 @@ class _Batch:
             )
 
 
-@dataclass(eq=False)
 class _Child:
     """The process of a run, which under torchrun has processes of its own."""
 
-    slot: Slot
-    run: ArmRun
-    sink: ProgressSink
-    process: subprocess.Popen[bytes]
-    log_start: int
-    """Bytes of the log that were there before."""
-    began: float = field(default_factory=time.monotonic)
-    unread: bytes = b""
-
-    @classmethod
-    def start(cls, slot: Slot, run: ArmRun, sink: ProgressSink, backend: str, tokens: Path) -> _Child:
+    def __init__(self, slot: Slot, run: ArmRun, sink: ProgressSink, backend: str, tokens: Path) -> None:
         """Start the process of a run, whose directory is prepared."""
+        self.slot, self.run, self.sink = slot, run, sink
+        self.began, self.log, self._unread = time.monotonic(), run.folder / LOG, b""
         threads = run.config.run.threads  # 0: as many as a process has by itself
         environment = os.environ | ({name: str(threads) for name in THREAD_VARIABLES} if threads else {})
         environment |= slot.environment
@@ -354,9 +331,9 @@ class _Child:
         environment["PYTHONSAFEPATH"] = "1"
         table = tokens.with_name(f"{os.urandom(8).hex()}.json")
         table.write_text(json.dumps(run.to_table()))
-        with (run.folder / LOG).open("ab") as log:
-            start = log.tell()
-            process = subprocess.Popen(
+        with self.log.open("ab") as log:
+            self._log_start = log.tell()
+            self.process = subprocess.Popen(
                 [*slot.command, backend, str(tokens), str(table)],
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -364,21 +341,17 @@ class _Child:
                 stderr=log,
                 start_new_session=True,  # Ctrl-C in the terminal reaches only this process, which forwards it
             )
-        return cls(slot, run, sink, process, start)
-
-    @property
-    def log(self) -> Path:
-        return self.run.folder / LOG
+        assert self.process.stdout is not None
+        self._pipe = self.process.stdout
 
     def fileno(self) -> int:
         """Return the descriptor from which the process is read."""
-        assert self.process.stdout is not None
-        return self.process.stdout.fileno()
+        return self._pipe.fileno()
 
     def read(self) -> bool:
         """Pass the progress on that the process reported; return whether it has ended."""
         data = os.read(self.fileno(), 1 << 16)
-        *lines, self.unread = (self.unread + data).split(b"\n")
+        *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
             method, *arguments = json.loads(line)
             getattr(self.sink, method)(*arguments)
@@ -387,15 +360,14 @@ class _Child:
     def wait(self) -> int:
         """Return the exit code when the process has ended; it must not wait for a reader until then."""
         self.sink.stop()
-        assert self.process.stdout is not None
-        with self.process.stdout as pipe:
+        with self._pipe as pipe:
             pipe.read()
         return self.process.wait()
 
     def reason(self, code: int) -> str:
         """Return in one line why the process ended without a result."""
         with self.log.open("rb") as file:
-            file.seek(self.log_start)
+            file.seek(self._log_start)
             lines = file.read().decode(errors="replace").split("\n")
         said_by_it = [line.strip() for line in lines if line.strip() and not line.startswith(HEADER)]
         last = said_by_it[-1] if said_by_it else ""
@@ -408,15 +380,6 @@ class _Child:
         else:
             said = last.removeprefix("error: ") or f"exit code {code}"
         return said if str(self.log) in said else f"{said}; see {self.log}"
-
-
-@contextmanager
-def _written(table: dict[str, Any]) -> Iterator[Path]:
-    """Yield the file of a table in a folder that is deleted behind the block."""
-    with tempfile.TemporaryDirectory(prefix="mxref-queue-") as folder:
-        path = Path(folder, "tokens.json")
-        path.write_text(json.dumps(table))
-        yield path
 
 
 def _readable(children: Sequence[_Child]) -> list[_Child]:

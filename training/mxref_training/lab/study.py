@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,8 +17,8 @@ from mxref_training.lab.arm import DESIGN, ArmRun, Planned, fingerprint, run_nam
 from mxref_training.lab.costs import Costs
 from mxref_training.lab.ladder import SEED, Arm, Ladder
 from mxref_training.lab.last_checkpoint import Extra
-from mxref_training.lab.result_file import Record, plain, write_json
-from mxref_training.lab.results import assemble
+from mxref_training.lab.result_file import Record, plain, read_json, write_json
+from mxref_training.lab.results import FORMAT, assemble
 from mxref_training.sources import code_digest
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ class Study:
         recipe = self.ladder.resolve(arm)
         key = fingerprint(config, recipe, self.backend, self.tokens, self.code, ranks)
         key |= {DESIGN: design} if design else {}
-        return ArmRun(self.out / place, arm, seed, config, recipe, key, str(self.tokens.report))
+        return ArmRun(self.out / place, arm, seed, config, recipe, plain(key), str(self.tokens.report))
 
 
 def run_ladder(study: Study, *, single: Sequence[str] = (), ranks: int = 1) -> dict[str, Any]:
@@ -140,14 +139,10 @@ def run_ladder(study: Study, *, single: Sequence[str] = (), ranks: int = 1) -> d
     """
     ladder, config, seeds = study.ladder, study.config, study.seeds
     selected = [run.place.name for run in planned(ladder, config, seeds, study.arms)]
-    if single:
-        asked_for = [name.removesuffix(f"{SEED}0") for name in single]
-        for name in asked_for:
-            if name not in selected:
-                raise ConfigError(
-                    f"no run is named {shown(name)}{nearest(name, selected)}: --seeds has too few?"
-                )
-        selected = asked_for
+    asked_for = [name.removesuffix(f"{SEED}0") for name in single] or selected
+    for name in asked_for:
+        if name not in selected:
+            raise ConfigError(f"no run is named {shown(name)}{nearest(name, selected)}: --seeds has too few?")
     _require_evaluations(ladder, config)
     require_runnable(ladder, ladder.select(study.arms), study.backend)
 
@@ -177,8 +172,9 @@ def run_ladder(study: Study, *, single: Sequence[str] = (), ranks: int = 1) -> d
         written: dict[str, Any] = write_json(study.out / RESULTS, table) if compared else plain(table)
         return written
 
-    wanted = [run for run in runs if run.name in selected]
-    final: dict[str, Any] = Tally(study, runs, wanted, results).train()
+    final: dict[str, Any] = Tally(
+        study, runs, [run for run in runs if run.name in asked_for], results
+    ).train()
     return final
 
 
@@ -255,15 +251,12 @@ def summary(record: Record) -> str:
 def load_results(folder: Path) -> dict[str, Any]:
     """Return the results of a ladder's directory; FileFormatError if there are none, or damaged ones."""
     path = folder / RESULTS
-    try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as err:
+    if not path.exists():
         raise FileFormatError(
-            f"cannot read {path}: {err.strerror or err}; 'mxref ablate LADDER --out {folder}' makes it"
-        ) from err
-    except ValueError:
-        results = None
-    if not isinstance(results, dict) or results.get("format") != "mxref-ablation/1":
+            f"cannot read {path}: there is none; 'mxref ablate LADDER --out {folder}' makes it"
+        )
+    results = read_json(path)
+    if not results or results.get("format") != FORMAT:
         raise FileFormatError(
             f"{path} is damaged, or holds no results of 'mxref ablate'; run the ladder again, finished arms are kept"
         )
