@@ -71,6 +71,23 @@ def test_collected_results_are_those_of_one_ladder(tmp_path: Path, halves: tuple
     ]
 
 
+def test_repetitions_keep_their_numbers_where_one_is_missing(tmp_path: Path) -> None:
+    """The second of three did not come back: each run is still compared with the reference of its own seed."""
+    contrast = {"name": "c", "arm": "h16", "against": "fp8", "question": "?"}
+    whole, _ = run(tmp_path / "a", ladder(contrast=[contrast]), seeds=3)
+    for folder in (tmp_path / "a" / "arms").glob("*.seed1"):
+        shutil.rmtree(folder)
+    results, _ = bring(tmp_path / "all", tmp_path / "a", lad=ladder(contrast=[contrast]))
+    assert results is not None
+    assert results["seeds"] == 3
+    arms, ends = ({arm["name"]: arm["runs"] for arm in one["arms"]} for one in (results, whole))
+    assert [run["pair"] for run in arms["h16"]] == [0, 2]
+    apart = [ends["h16"][pair]["curve"][-1][1] - ends["fp8"][pair]["curve"][-1][1] for pair in (0, 2)]
+    assert apart[0] != apart[1]
+    (gap,) = (arm["gap_reference"] for arm in results["arms"] if arm["name"] == "h16")
+    assert gap == results["contrasts"][0]["loss"]["nats"] == pytest.approx(sum(apart) / 2, rel=1e-12)
+
+
 def test_the_queue_goes_on_from_collected_results(tmp_path: Path, halves: tuple[Path, Path]) -> None:
     some, _ = bring(tmp_path / "all", halves[0])
     assert some is not None

@@ -66,42 +66,29 @@ class Found:
         return step
 
     @property
-    def is_placed(self) -> bool:
-        """Whether repetition and step, which its directory is named by, are integers from 0 on."""
-        return all(type(number) is int and number >= 0 for number in (self.record.get("pair"), self.step))
-
-    @property
     def place(self) -> Path:
         """The directory of the run in that of its ladder."""
-        arms = Path("arms", self.name)
-        return branch_place(self.step) / arms if self.design else arms
+        return (branch_place(self.step) if self.design else Path()) / "arms" / self.name
 
     @property
     def shared(self) -> dict[str, Any]:
         """The part of the fingerprint that all runs of a ladder share, or all branches."""
-        key: dict[str, Any] = self.table["key"]
-        run = {name: value for name, value in key["run"].items() if name not in ("seed", "data_seed")}
-        rest = {name: part for name, part in key.items() if name not in ("recipe", "phases", DESIGN)}
-        return rest | {
-            "run": run,
-            DESIGN: {k: v for k, v in self.design.items() if k not in ("step", "trunk")},
+
+        def without(table: dict[str, Any], *names: str) -> dict[str, Any]:
+            return {name: value for name, value in table.items() if name not in names}
+
+        key = self.table["key"]
+        run, design = without(key["run"], "seed", "data_seed"), without(self.design, "step", "trunk")
+        return without(key, "recipe", "phases") | {"run": run, DESIGN: design}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the comparison says of the runs: hashes of the tokens, a line about their documents, and the backend."""
+        key = self.table["key"]
+        return {
+            "data": {"hashes": key["data"], "report": self.table["corpus"]},
+            "backend": str(key["backend"]["name"]),
         }
-
-    @property
-    def is_repeatable(self) -> bool:
-        """Whether the run gives equal bits on every machine of a kind: no kernel is chosen by its time."""
-        run = self.table["config"]["run"]
-        return bool(run["deterministic"] or run["compile"] == "none")
-
-    @property
-    def backend(self) -> str:
-        """Name of the backend."""
-        return str(self.table["key"]["backend"]["name"])
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """Hashes of the tokens, and a line about their documents."""
-        return {"hashes": self.table["key"]["data"], "report": self.table["corpus"]}
 
     @property
     def device(self) -> str:
@@ -137,7 +124,9 @@ def results_in(source: Path, *, required: bool = True) -> Iterator[Found]:
         # A trunk is kept for its checkpoints, and is not compared.
         if found and found.design and "step" not in found.design:
             continue
-        if not found or not found.is_placed:
+        # The directory is named by these two.
+        numbers = (found.record.get("pair"), found.step) if found else ()
+        if not found or not all(type(number) is int and number >= 0 for number in numbers):
             raise FileFormatError(
                 f"{path} is damaged, was edited, or is of another version of mxref: copy it again, or delete it"
             )
@@ -146,19 +135,15 @@ def results_in(source: Path, *, required: bool = True) -> Iterator[Found]:
 
 def parting(one: Found, other: Found) -> str:
     """Return where two results of one run begin to differ; empty if they are equal."""
-    if one.table["metrics"] == other.table["metrics"] and _curves(one) == _curves(other):
-        return ""
-    for (what, a), (_, b) in zip(_curves(one).items(), _curves(other).items(), strict=True):
-        for mine, theirs in zip_longest(a, b):
+    for what, key in (("validation", "losses"), ("training", "train_curve")):
+        for mine, theirs in zip_longest(one.record[key], other.record[key]):
             if mine != theirs:
                 step = (mine or theirs)[0]
                 values = " and ".join("none" if x is None else repr(x[1]) for x in (mine, theirs))
                 return f"the {what} losses part at step {step}: {values}"
+    if one.table["metrics"] == other.table["metrics"]:
+        return ""
     return "the logs differ, though the curves do not: steps between the points of the curves, or their gradient norms"
-
-
-def _curves(result: Found) -> dict[str, list[Any]]:
-    return {"validation": result.record["losses"], "training": result.record["train_curve"]}
 
 
 @dataclass(frozen=True)
@@ -204,44 +189,36 @@ def collect(
     if found[0].table["key"]["code"] != code_digest():
         say("they were trained by other code than this: 'mxref ablate' would train them again")
     runs.sort(key=lambda result: result.record["pair"])
+    whole, branches = ([run for run in runs if bool(run.design) is branched] for branched in (False, True))
+
+    def compared(found: list[Found], arm: str, missing: str, name: str, compare: Callable[..., Any]) -> Any:
+        """Write the comparison with an arm, if one of its runs is there."""
+        if any(run.record["arm"] == arm for run in found):
+            return write_json(out / name, compare(ladder, found))
+        if found:
+            say(f"no {missing}, so there is nothing to compare with")
+        return None
+
+    reference, trunk = ladder.reference.name, ladder.trunk.name
     return Collected(
-        _compare_runs(ladder, [result for result in runs if not result.design], out, say),
-        _compare_branches(ladder, [result for result in runs if result.design], out, say),
+        compared(whole, reference, f"run of {reference}, the reference", RESULTS, _ladder_results),
+        compared(branches, trunk, f"branch of {trunk}, the trunk's own arm", BRANCHES, _branch_results),
     )
 
 
-def _compare_runs(
-    ladder: Ladder, runs: Sequence[Found], out: Path, say: Callable[[str], None]
-) -> dict[str, Any] | None:
-    by_arm: dict[str, list[Record]] = {arm.name: [] for arm in ladder.arm}
-    for result in runs:
-        by_arm[result.record["arm"]].append(result.record)
-    if not by_arm[ladder.reference.name]:
-        if runs:
-            say(f"no run of {ladder.reference.name}, the reference, so there is nothing to compare with")
-        return None
-    table = assemble(
+def _ladder_results(ladder: Ladder, runs: Sequence[Found]) -> dict[str, Any]:
+    by_arm = {arm.name: [run.record for run in runs if run.record["arm"] == arm.name] for arm in ladder.arm}
+    return assemble(
         ladder,
         _config(ladder, runs),
         by_arm,
-        seeds=1 + max(result.record["pair"] for result in runs),
+        seeds=1 + max(run.record["pair"] for run in runs),
         planned=sum(max(ladder.repetitions(arm), len(by_arm[arm.name])) for arm in ladder.arm),
-        data=runs[0].data,
-        backend=runs[0].backend,
+        **runs[0].facts,
     )
-    written: dict[str, Any] = write_json(out / RESULTS, table)
-    return written
 
 
-def _compare_branches(
-    ladder: Ladder, runs: Sequence[Found], out: Path, say: Callable[[str], None]
-) -> dict[str, Any] | None:
-    trunk = ladder.trunk.name
-    found = {(run.step, run.record["arm"], run.record["pair"]): run.record for run in runs}
-    if all(arm != trunk for _, arm, _ in found):
-        if runs:
-            say(f"no branch of {trunk}, the trunk's own arm, so there is nothing to compare with")
-        return None
+def _branch_results(ladder: Ladder, runs: Sequence[Found]) -> dict[str, Any]:
     config = _config(ladder, runs)
     design = replace(
         ladder.branch,
@@ -249,9 +226,8 @@ def _compare_branches(
         updates=runs[0].design["updates"],
         eval_every=config.run.eval_every,
     )
-    table = assemble_branches(replace(ladder, branch=design), config, found, runs[0].data, runs[0].backend)
-    written: dict[str, Any] = write_json(out / BRANCHES, table)
-    return written
+    found = {(run.step, run.record["arm"], run.record["pair"]): run.record for run in runs}
+    return assemble_branches(replace(ladder, branch=design), config, found, **runs[0].facts)
 
 
 def _require_arm(ladder: Ladder, result: Found) -> None:
@@ -264,15 +240,13 @@ def _require_arm(ladder: Ladder, result: Found) -> None:
     except ConfigError as err:
         raise ConfigError(f"{result.path}: {err}; {_NAME_IT}") from err
     config = result.table["config"]
-    recipe = differences(plain(to_table(ladder.resolve(arm))), result.table["key"]["recipe"])
-    if found := recipe or differences(config, plain(merge(config, arm.train))):
-        some = _some(found)
-        what = (
-            f"has another recipe than in the ladder, by {some}"
-            if recipe
-            else f"was trained with another {some} than in the ladder"
-        )
-        raise ConfigError(f"{result.path}: arm {arm.name} {what}; {_NAME_IT}")
+    recipe, used = to_table(ladder.resolve(arm)), result.table["key"]["recipe"]
+    for what, wanted, found in (
+        ("has another recipe than in the ladder, by {}", recipe, used),
+        ("was trained with another {} than in the ladder", merge(config, arm.train), config),
+    ):
+        if keys := differences(plain(wanted), found):
+            raise ConfigError(f"{result.path}: arm {arm.name} {what.format(_some(keys))}; {_NAME_IT}")
 
 
 def _own_keys(ladder: Ladder, result: Found) -> set[tuple[str, str]]:
@@ -342,7 +316,7 @@ def _once(found: Sequence[Found], say: Callable[[str], None]) -> list[Found]:
         part = parting(first, result)
         if not part:
             equal += 1
-        elif first.is_repeatable:
+        elif _is_repeatable(first):
             raise ConfigError(
                 f"{result.name} has other bits in {result} than in {first}: {part}. Leave one of the folders out"
             )
@@ -351,6 +325,12 @@ def _once(found: Sequence[Found], say: Callable[[str], None]) -> list[Found]:
     if equal:
         say(f"{equal} results are there more than once, with equal bits")
     return list(runs.values())
+
+
+def _is_repeatable(result: Found) -> bool:
+    """Return whether a run gives equal bits on every machine of a kind: no kernel is chosen by its time."""
+    run = result.table["config"]["run"]
+    return bool(run["deterministic"] or run["compile"] == "none")
 
 
 def _keep(result: Found, out: Path, say: Callable[[str], None]) -> None:
