@@ -236,6 +236,10 @@ def test_pairs_and_intervals_over_seeds() -> None:
     backwards = assemble_branches(lad, tiny(), dict(reversed(found.items())), {}, "numba")
     assert [arm["name"] for arm in backwards["moments"][0]["arms"]] == ["fp8", "h16"]
     assert by_name(backwards, 0)["h16"]["validation_last"] == h16["validation_last"]
+    # A seed without the trunk's own branch has no partner; the others keep theirs.
+    fewer = {at: one for at, one in found.items() if at != (4, "fp8", 0)}
+    last = by_name(assemble_branches(lad, tiny(), fewer, {}, "numba"), 0)["h16"]["validation_last"]
+    assert (last["pairs"], last["mean"]) == (2, pytest.approx((0.2 + 0.1) / 2))
     # Before the trunk's own branch has ended there is nothing to compare with.
     alone = assemble_branches(lad, tiny(), dict(list(found.items())[3:]), {}, "numba")
     assert by_name(alone, 0)["h16"]["validation_last"] is None

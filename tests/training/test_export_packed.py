@@ -204,15 +204,16 @@ def test_layers_that_a_recipe_keeps_in_bf16_are_on_the_list(tmp_path: Path) -> N
     assert all(tensors[f"{name}.weight"].dtype is torch.bfloat16 for name in kept)
 
 
-def test_a_schedule_counts_up_to_the_last_step(tmp_path: Path) -> None:
-    """The run's last step, of two, has FLOOR: a phase begins with it."""
+@pytest.mark.parametrize(("steps", "rule"), [(1, "even"), (2, "floor")])
+def test_a_schedule_counts_up_to_the_last_step(tmp_path: Path, steps: int, rule: str) -> None:
+    """The second step has FLOOR: a phase begins with it, of which a checkpoint just before it has nothing."""
     table = {"dialect": "amd", "schedule": [{"start": 1, "recipe": {"all": {"scale_rule": "floor"}}}]}
     recipe: Any = recipe_from_table(table)
-    run = trained(tmp_path / "run", SCALED, recipe)
+    run = trained(tmp_path / "run", SCALED, recipe, stop_after=steps)
     config, tensors = packed(run, tmp_path / "hf", "quark")
-    assert config["global_quant_config"]["weight"]["scale_calculation_mode"] == "floor"
+    assert config["global_quant_config"]["weight"]["scale_calculation_mode"] == rule
     weight = weights(run)[f"{LINEAR[0]}.weight"]
-    spec = replace(DIALECTS["amd"].spec, scale_rule="floor")
+    spec = replace(DIALECTS["amd"].spec, scale_rule=rule)
     np.testing.assert_array_equal(bits(quark_reads(config, tensors, LINEAR[0])), decoded(weight, spec))
 
 
@@ -226,6 +227,7 @@ def test_the_recipe_in_a_checkpoint_is_the_recipe() -> None:
     ("kind", "recipe", "said"),
     [
         ("compressed-tensors", {"all": {"format": "bf16"}}, "Fprop reads every weight in BF16 under this recipe"),
+        ("compressed-tensors", {"fprop": {"format": "bf16"}}, "Fprop reads every weight in BF16 under this recipe"),
         ("compressed-tensors", {"all": {"format": "fp8"}}, "q in FP8, but compressed-tensors stores MXFP4, MXFP8 E4M3"),
         ("compressed-tensors", {"all": {"format": "mxfp8_e5m2"}}, "weight of q in MXFP8 E5M2, but"),
         ("quark", {"all": {"format": "mxfp8_e4m3"}}, "weight of q in MXFP8 E4M3, but quark stores MXFP4:"),

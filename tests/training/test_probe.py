@@ -238,8 +238,13 @@ def test_the_operands_are_those_of_telemetry(name: str) -> None:
         assert (row["zeroed"], row["clipped"]) == pytest.approx((other["zeroed"], other["clipped"]))
 
 
-def test_the_error_of_a_tile_is_split_by_tile() -> None:
-    """A row of a tile has a factor of its own, and one for each row would take more of the error for scale bias."""
+@pytest.mark.parametrize("rows", [96, 40], ids=["at once", "in parts"])
+def test_the_error_of_a_tile_is_split_by_tile(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of a tile has a factor of its own, and one for each row would take more of the error for scale bias.
+
+    Parts of 40 rows would cut a tile, so each has 32.
+    """
+    monkeypatch.setattr("mxref_training.probe.layer.at_once", lambda _: rows * 64)
     recipe = recipe_from_table({"all": {"block": "32x32", "scale_rule": "ceil"}})
     layer, x, dy = layer_and_batch(BF16_RECIPE, torch.float32)
     ((_, _, operands),) = LayerProbe(Captured("0", layer, x, dy, 3)).rows({"tiles": recipe})

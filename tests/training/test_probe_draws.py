@@ -82,11 +82,16 @@ def test_sr_with_the_prescale_is_unbiased(gaussian: Captured, table: dict[str, o
 
 
 def test_the_error_of_a_mean_over_few_draws_is_no_bias(gaussian: Captured) -> None:
-    """The mean of two unbiased draws has half of their variance as its error, which is subtracted."""
-    found = list(LayerDraws(gaussian, 2).variances({"sr": recipe_from_table(SR_PRESCALED)}))
-    assert len(found) == 3
-    for row in found:
+    """The mean of two unbiased draws has half of their variance as its error: of products it is subtracted, of operands
+    it is what the error is held against.
+    """
+    drawn, recipe = LayerDraws(gaussian, 2), {"sr": recipe_from_table(SR_PRESCALED)}
+    products, operands = list(drawn.variances(recipe)), list(drawn.unbiased(recipe))
+    assert (len(products), len(operands)) == (3, 6)
+    for row in products:
         assert abs(row["bias_energy"]) < 0.1 * row["variance"], row
+    for row in operands:
+        assert row["excess"] == pytest.approx(1, abs=0.2), row
 
 
 def test_sr_that_saturates_is_biased_towards_zero(gaussian: Captured) -> None:

@@ -240,6 +240,10 @@ def test_last_checkpoints_have_differences_at_equal_seeds(tmp_path: Path) -> Non
     again = last_table(results)
     assert again is not None
     assert again.rows[0][2] == "+0.100 (+0.000 to +0.200)", "a loss that was not finite"
+    h16["runs"] = h16["runs"][1:]
+    fewer = last_table(results)
+    assert fewer is not None
+    assert fewer.rows[0][1] == every[1], "the first seed is missing"
 
 
 HOSTILE = "<script>alert(1)</script>|![x](http://y)`*_&\x1b[2J\nnext"

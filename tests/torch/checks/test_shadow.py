@@ -20,6 +20,7 @@ from mxref.conformance import check
 from mxref.conformance.replay import load_recording, replay
 from mxref.discovery import get_backend
 from mxref.errors import ConformanceError, FileFormatError, MxrefError
+from mxref.placement import Placement
 from mxref.recipe import GemmProfile
 from mxref.recipe_files import recipe_from_table
 from mxref.reference import ReferenceBackend
@@ -168,12 +169,18 @@ def test_the_smallest_block_and_the_command_that_explains_it_are_shown(tmp_path:
 def test_the_draw_depends_on_the_number_of_the_operation_alone() -> None:
     model, _ = converted(TABLES["rne"], "reference")
 
-    def drawn(share: float, seed: int = 0) -> list[int]:
+    def drawn(share: float, seed: int = 0, large: bool = False) -> list[int]:
         watch = Shadow(model, share, seed, Path("shadow.npz"))
-        return [number for number in range(20_000) if watch._drawn()]
+        found = []
+        for number in range(20_000):
+            if watch._drawn():
+                found.append(number)
+            if large:  # a large matrix has places drawn too
+                watch._start((100, 70), (32, 32))
+        return found
 
     few = drawn(0.01)
-    assert few == drawn(0.01)
+    assert few == drawn(0.01, large=True)
     assert few != drawn(0.01, seed=1)
     assert set(few) <= set(drawn(0.1))
     assert 150 < len(few) < 250
@@ -190,11 +197,12 @@ def test_of_a_large_matrix_whole_blocks_are_compared_at_drawn_places(axis: int, 
     shape = (1111, 2112) if axis == 1 else (2112, 1111)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     text, words = operators.spec_text(recipe.wgrad.dy), operators.stream_words(3, 1, 4)
+    region = operators.region_words(Placement(origin=(64, 192), global_shape=(4096, 8192)))
     key = operators.register_backend(ReferenceBackend())
     assert x.numel() > WHOLE_ELEMENTS
     operators.watchers.append(watch)
     try:
-        blocks.quantize(x, operators.batch_place(2), key, text, axis, words, operators.WHOLE, False)
+        blocks.quantize(x, operators.batch_place(2), key, text, axis, words, region, False)
     finally:
         operators.watchers.remove(watch)
     assert watch.quantizations == 1
