@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mxref_training.distributed.ranks import SOLE
 from mxref_training.log import FEWEST, WINDOW, RunLog
 from mxref_training.run_folder import RunFolder
 from mxref_training.steps import Taken
@@ -34,7 +35,7 @@ class Watched:
             recipe=SR,
             sink=self.sink,
             step=0,
-            device=None,
+            ranks=SOLE,
             logs=kept or {},
         )
         schedule = SimpleNamespace(begins=lambda step: "")

@@ -26,7 +26,7 @@ WINDOW, FEWEST, FLOOR = 100, 20, 0.005
 
 
 class RunLog:
-    """Writes what a run finds, and passes it to trackers and the progress report."""
+    """Writes what a run finds, and passes it to trackers and the progress report; the first rank's alone does so."""
 
     def __init__(self, run: OpenRun, phases: RecipeSchedule, track: str) -> None:
         """Open the logs, cut to the lengths that the run's checkpoint recorded, and start a tracker, if one is named.
@@ -35,15 +35,14 @@ class RunLog:
             CheckpointError: as of `LogFile`.
             ConfigError: as of `Tracking`.
         """
-        self._folder, self._config, self._sink = run.folder.path, run.config, run.sink
-        self._phases = phases
-        self._files = open_logs(self._folder, run.logs)
-        kept = read_lines(self._folder / "metrics.jsonl")
+        self._run, self._phases = run, phases
+        self._files = open_logs(run.folder.path, run.logs) if run.ranks.first else {}
+        kept = read_lines(run.folder.metrics) if run.ranks.first else ()
         self._recent = deque((line["loss"] for line in kept if _counts(line)), WINDOW)
-        self._tracking = Tracking(track, run)
+        self._tracking = Tracking(track if run.ranks.first else "", run)
         quantizes = any(own.kind(role) != "bf16" for own in run.recipe.treatments() for role in GemmRole)
         if run.config.run.telemetry_every and not quantizes:
-            self._sink.note("telemetry has no operands to measure: the recipe quantizes none")
+            run.sink.note("telemetry has no operands to measure: the recipe quantizes none")
         self.start_clock()
 
     def start_clock(self) -> None:
@@ -52,7 +51,7 @@ class RunLog:
 
     def add_step(self, taken: Taken) -> None:
         """Write a step."""
-        run, step, problem = self._config.run, taken.step + 1, taken.problem
+        run, note, step = self._run.config.run, self._run.sink.note, taken.step + 1
         line: dict[str, Any] = {
             "step": step,
             "tokens": step * run.step_tokens,
@@ -64,39 +63,43 @@ class RunLog:
             line["phase"] = phase
         if taken.widened:
             line["widened"] = True
-            self._sink.note(f"step {step} repeated: an operand left the range of the backend's fast GEMM")
-        if problem:
-            line["skipped"] = problem
-            self._sink.note(f"step {step} skipped: {problem}")
-        logged = bool(phase or problem or taken.widened) or step % run.log_every == 0 or step == run.steps
+            note(f"step {step} repeated: an operand left the range of the backend's fast GEMM")
+        if taken.problem:
+            line["skipped"] = taken.problem
+            note(f"step {step} skipped: {taken.problem}")
+        logged = (
+            bool(phase or taken.problem or taken.widened) or step % run.log_every == 0 or step == run.steps
+        )
         if logged:
-            self._files["metrics"].write(line)
+            self._write("metrics", line)
             self._tracking.log(line)
         self._see(line, logged)
-        for row in taken.measured:
-            self._write("telemetry", {"step": step, **row})
-        self._tracking.log(*({"step": step, **row} for row in taken.measured))
+        rows = [{"step": step, **row} for row in taken.measured]
+        for row in rows:
+            self._write("telemetry", row)
+        self._tracking.log(*rows)
         began, self._began = self._began, time.perf_counter()
         seconds = self._began - began
-        timing = {"step": step, "seconds": seconds, "tokens_per_second": run.step_tokens / seconds}
-        self._files["timing"].write(timing)
-        self._sink.step(step, None if problem else taken.loss)
+        self._write(
+            "timing", {"step": step, "seconds": seconds, "tokens_per_second": run.step_tokens / seconds}
+        )
+        self._run.sink.step(step, None if taken.problem else taken.loss)
 
     def add_evaluation(self, step: int, found: Evaluation, widened: bool) -> None:
         """Write an evaluation after `step` steps, which has taken the time since the clock was started."""
-        seconds = time.perf_counter() - self._began
+        seconds, sink = time.perf_counter() - self._began, self._run.sink
         line = {
             "step": step,
-            "tokens": step * self._config.run.step_tokens,
+            "tokens": step * self._run.config.run.step_tokens,
             "val_loss": _finite(found.loss),
             "val_perplexity": _finite(found.perplexity),
         }
-        self._files["metrics"].write(line | ({"widened": True} if widened else {}))
+        self._write("metrics", line | ({"widened": True} if widened else {}))
         self._tracking.log(line)
-        self._files["timing"].write({"step": step, "eval_seconds": seconds})
-        self._sink.validation(step, found.loss)
+        self._write("timing", {"step": step, "eval_seconds": seconds})
+        sink.validation(step, found.loss)
         if not math.isfinite(found.loss):
-            self._sink.note(f"validation loss {found.loss} at step {step}")
+            sink.note(f"validation loss {found.loss} at step {step}")
 
     def _see(self, line: Mapping[str, Any], logged: bool) -> None:
         """Note a step if its loss is a spike, which changes nothing that is computed.
@@ -106,20 +109,20 @@ class RunLog:
         deviation of normal noise, and at least `FLOOR` of the median. Only losses in the log are compared with, so
         that a resumed run knows them.
         """
-        if not (limit := self._config.run.spike) or not _counts(line):
+        run, recent = self._run.config.run, self._recent
+        if not run.spike or not _counts(line):
             return
-        loss, recent, step = line["loss"], self._recent, line["step"]
+        loss, step = line["loss"], line["step"]
         if len(recent) >= FEWEST:
             median = statistics.median(recent)
             distance = statistics.median(abs(loss - median) for loss in recent)
             spread = max(1.4826 * distance, FLOOR * abs(median))
             # Losses that are 0, of text that is known by heart, have no spread to compare with.
-            if spread and (spreads := (loss - median) / spread) > limit:
-                batch = self._config.run.batch
-                samples = [(step - 1) * batch, step * batch - 1]
+            if spread and (spreads := (loss - median) / spread) > run.spike:
+                samples = [(step - 1) * run.batch, step * run.batch - 1]
                 facts = {"median": median, "spreads": spreads, "samples": samples}
                 self._write("spikes", {key: line[key] for key in ("step", "loss", "grad_norm", "lr")} | facts)
-                self._sink.note(
+                self._run.sink.note(
                     f"step {step}: loss {loss:.4f} is {spreads:.1f} spreads above the median {median:.4f} of the last "
                     f"{len(recent)}; its batch has the samples {samples[0]} to {samples[1]} (spikes.jsonl)"
                 )
@@ -127,10 +130,11 @@ class RunLog:
             recent.append(loss)
 
     def _write(self, name: str, line: Mapping[str, Any]) -> None:
-        """Append a line to a log, which is made if it is missing."""
-        if name not in self._files:
-            self._files[name] = LogFile(self._folder / f"{name}.jsonl")
-        self._files[name].write(line)
+        """Append a line to a log, which is made if it is missing, on the first rank."""
+        if self._run.ranks.first:
+            if name not in self._files:
+                self._files[name] = LogFile(self._run.folder.path / f"{name}.jsonl")
+            self._files[name].write(line)
 
     def lengths(self) -> dict[str, int]:
         """Flush the logs to the disk, and return their lengths by name, as a checkpoint records them."""
@@ -141,22 +145,6 @@ class RunLog:
         self._tracking.close()
         for file in self._files.values():
             file.close()
-
-
-class SilentLog(RunLog):
-    """Takes what `RunLog` takes, and writes nothing: of ranks other than the first."""
-
-    def __init__(self) -> None:
-        self._files = {}
-
-    def add_step(self, taken: Taken) -> None:
-        """Do nothing."""
-
-    def add_evaluation(self, step: int, found: Evaluation, widened: bool) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def _counts(line: Mapping[str, Any]) -> bool:

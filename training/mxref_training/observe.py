@@ -6,12 +6,13 @@ The log files of the run are complete without them. A tracker gets the same numb
 from __future__ import annotations
 
 import importlib
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -27,23 +28,15 @@ if TYPE_CHECKING:
 
 TRACKERS = {"tensorboard": "torch.utils.tensorboard", "trackio": "trackio", "wandb": "wandb"}
 """Trackers that `--track` takes, with the module that each is used by."""
-_PROJECT = "mxref"
 _ROWS = 25
 """Operators in the table of a profile."""
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """The steps that are profiled, counted from 1 as in `metrics.jsonl`; both ends are included."""
 
     first: int
     last: int
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.first <= self.last:
-            raise ConfigError(
-                f"--profile {self}: steps count from 1, and the first must not be above the last, as in 10:13"
-            )
 
     def __str__(self) -> str:
         return f"{self.first}:{self.last}"
@@ -53,10 +46,14 @@ class Window:
         """Return the window of a text such as 10:13, or of one step, as in 10; ConfigError for anything else."""
         first, colon, last = text.partition(":")
         try:
-            ends = int(first), int(last if colon else first)
+            window = cls(int(first), int(last if colon else first))
         except ValueError:
             raise ConfigError(f"--profile {text}: expected FIRST:LAST, as in 10:13, or one step") from None
-        return cls(*ends)
+        if not 1 <= window.first <= window.last:
+            raise ConfigError(
+                f"--profile {text}: steps count from 1, and the first must not be above the last, as in 10:13"
+            )
+        return window
 
 
 @dataclass(frozen=True)
@@ -79,99 +76,6 @@ class Observation:
 UNOBSERVED = Observation()
 
 
-class _Tracker(Protocol):
-    def log(self, step: int, values: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class _TensorBoard:
-    """Event files in the folder `tensorboard` of the run."""
-
-    def __init__(self, folder: Path, step: int) -> None:
-        # Events after `step` are of a process that died, and are written again.
-        self._writer = _module("tensorboard").SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class _Hosted:
-    """Trackio or W&B, which share an interface: init, log and finish."""
-
-    def __init__(self, name: str, folder: Path, about: Mapping[str, Any]) -> None:
-        self._api = _module(name)
-        given: dict[str, Any] = {"project": _PROJECT, "name": folder.name, "config": dict(about)}
-        if name == "wandb":  # it finds a run by its id, and keeps files of its own
-            given |= {"id": _identifier(folder), "dir": str(folder)}
-        self._api.init(**given, resume="allow")
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._api.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._api.finish()
-
-
-class Tracking:
-    """Passes the numbers of a run to its tracker, if it has one, as long as that works."""
-
-    def __init__(self, name: str, run: OpenRun) -> None:
-        """Start the tracker of this name, if it is not empty, behind the step of a run.
-
-        A tracker that does not start is an error at step 0, where nothing is lost. A run that goes on, which may be
-        one that a launcher started again at night, is trained without it.
-
-        Raises:
-            ConfigError: the tracker is not installed, or does not start at step 0.
-        """
-        folder, step, note = run.folder.path, run.step, run.sink.note
-        self._name, self._note = name, note
-        self._tracker: _Tracker | None = None
-        if not name:
-            return
-        try:
-            if name == "tensorboard":
-                self._tracker = _TensorBoard(folder, step)
-            else:
-                about = {"config": to_table(run.config), "recipe": to_table(run.recipe)}
-                self._tracker = _Hosted(name, folder, about | {"digest": run.recipe.digest})
-        except ConfigError:
-            raise
-        except Exception as err:  # whatever its package raises, for example without a network
-            if not step:
-                login = "log in by `wandb login`, set WANDB_MODE=offline, or " if name == "wandb" else ""
-                raise ConfigError(
-                    f"--track {name} did not start, and nothing has been trained: {raised_text(err)}; "
-                    f"{login}leave --track {name} out"
-                ) from err
-            note(
-                f"--track {name} did not start, and gets no numbers; the run's own logs have them: {raised_text(err)}"
-            )
-
-    def log(self, *lines: Mapping[str, Any]) -> None:
-        """Pass on the numbers of lines of the logs, all of one step."""
-        values = {name: value for line in lines for name, value in flat(line).items()}
-        if self._tracker is None or not values:
-            return
-        step = lines[0]["step"]
-        try:
-            self._tracker.log(step, values)
-        except Exception as err:  # as above
-            self._tracker = None
-            self._note(f"{self._name} failed at step {step}, and gets no more numbers: {raised_text(err)}")
-
-    def close(self) -> None:
-        """Have the tracker write what is left; the run's own files are complete if that fails."""
-        if self._tracker is not None:
-            with suppress(Exception):
-                self._tracker.close()
-
-
 def _module(name: str) -> Any:
     if name not in TRACKERS:
         raise ConfigError(f"--track {name}: no such tracker; take one of {', '.join(TRACKERS)}")
@@ -183,12 +87,84 @@ def _module(name: str) -> Any:
         ) from err
 
 
+def _started(name: str, run: OpenRun) -> tuple[Callable[[int, dict[str, float]], None], Callable[[], None]]:
+    """Start a tracker behind the step of a run; return what takes the numbers of a step, and what ends it."""
+    api, folder = _module(name), run.folder.path
+    if name == "tensorboard":
+        # Events after the run's step are of a process that died, and are written again.
+        writer = api.SummaryWriter(str(folder / "tensorboard"), purge_step=run.step + 1)
+
+        def log(step: int, values: dict[str, float]) -> None:
+            for key, value in values.items():
+                writer.add_scalar(key, value, step)
+
+        return log, writer.close
+    about = {"config": to_table(run.config), "recipe": to_table(run.recipe), "digest": run.recipe.digest}
+    given = {"project": "mxref", "name": folder.name, "config": about, "resume": "allow"}
+    if name == "wandb":  # it finds a run by its id, and keeps files of its own
+        given |= {"id": _identifier(folder), "dir": str(folder)}
+    api.init(**given)
+    return lambda step, values: api.log(values, step=step), api.finish
+
+
 def _identifier(folder: Path) -> str:
     """Return a name that W&B finds the run by when it goes on: of the folder, without the signs that W&B refuses."""
-    path = str(folder.resolve())
+    path = folder.resolve()
     with suppress(ValueError):
-        path = str(folder.resolve().relative_to(Path.cwd()))
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in path)[-120:]
+        path = path.relative_to(Path.cwd())
+    return re.sub(r"[^\w.-]", "-", str(path))[-120:]
+
+
+class Tracking:
+    """Passes the numbers of a run to its tracker, if it has one, as long as that works."""
+
+    def __init__(self, name: str, run: OpenRun) -> None:
+        """Start the tracker of this name, if it is not empty.
+
+        A tracker that does not start is an error at step 0, where nothing is lost. A run that goes on, which may be
+        one that a launcher started again at night, is trained without it.
+
+        Raises:
+            ConfigError: the tracker is not installed, or does not start at step 0.
+        """
+        self._name, self._note = name, run.sink.note
+        self._tracker = None
+        if not name:
+            return
+        try:
+            self._tracker = _started(name, run)
+        except ConfigError:
+            raise
+        except Exception as err:  # whatever its package raises, for example without a network
+            if not run.step:
+                login = "log in by `wandb login`, set WANDB_MODE=offline, or " if name == "wandb" else ""
+                raise ConfigError(
+                    f"--track {name} did not start, and nothing has been trained: {raised_text(err)}; "
+                    f"{login}leave --track {name} out"
+                ) from err
+            self._note(
+                f"--track {name} did not start, and gets no numbers; the run's own logs have them: {raised_text(err)}"
+            )
+
+    def log(self, *lines: Mapping[str, Any]) -> None:
+        """Pass on the numbers of lines of the logs, all of one step."""
+        values = {name: value for line in lines for name, value in flat(line).items()}
+        if self._tracker is None or not values:
+            return
+        log, _ = self._tracker
+        step = lines[0]["step"]
+        try:
+            log(step, values)
+        except Exception as err:  # as above
+            self._tracker = None
+            self._note(f"{self._name} failed at step {step}, and gets no more numbers: {raised_text(err)}")
+
+    def close(self) -> None:
+        """Have the tracker write what is left; the run's own files are complete if that fails."""
+        if self._tracker is not None:
+            _, close = self._tracker
+            with suppress(Exception):
+                close()
 
 
 def flat(line: Mapping[str, Any]) -> dict[str, float]:
@@ -203,67 +179,59 @@ def flat(line: Mapping[str, Any]) -> dict[str, float]:
         and isinstance(value, int | float)
         and not isinstance(value, bool)
     }
-    if "operand" not in line:
-        return {
-            ("val/" if key.startswith("val_") else "train/") + key.removeprefix("val_"): value
-            for key, value in numbers.items()
-        }
-    place = f"{line['role']}.{line['operand']}/{line['layer']}"
-    return {f"telemetry/{key}/{place}": value for key, value in numbers.items()}
+    if "operand" in line:
+        place = f"{line['role']}.{line['operand']}/{line['layer']}"
+        return {f"telemetry/{key}/{place}": value for key, value in numbers.items()}
+    return {
+        ("val/" if key.startswith("val_") else "train/") + key.removeprefix("val_"): value
+        for key, value in numbers.items()
+    }
 
 
-class Profiler:
-    """Profiles a window of steps of a run by torch.profiler: a trace, and a table of the longest operators."""
+@contextmanager
+def profiling(window: Window | None, run: OpenRun) -> Iterator[Callable[[], None]]:
+    """Profile a window of the block's steps by torch.profiler: a trace, and a table of the longest operators.
 
-    def __init__(self, window: Window | None, run: OpenRun) -> None:
-        self._window, self._folder = window, run.folder.path / "profile"
-        self._device, self._note = run.device, run.sink.note
-        if window and window.last <= run.step:
-            self._note(f"nothing to profile: the run is at step {run.step} already, beyond {window}")
-        self._active: Any = None
-        self._began = self._ended = 0
+    Yields:
+        What to call after each step.
 
-    @contextmanager
-    def step(self, step: int) -> Iterator[None]:
-        """Record the block, which takes a step, if the step lies in the window; write the files after the last one."""
-        window = self._window
-        if self._active is None and window and window.first <= step <= window.last:
-            kinds = [torch.profiler.ProfilerActivity.CPU]
-            if self._device.type == "cuda":
-                kinds.append(torch.profiler.ProfilerActivity.CUDA)
-            self._active = torch.profiler.profile(activities=kinds)
-            self._active.start()
-            self._began = step
-        yield
-        self._ended = step
-        if window and step >= window.last:
-            self.close()
+    Raises:
+        CheckpointError: a file cannot be written.
+    """
+    begun, cuda = run.step, run.device.type == "cuda"
+    if window and window.last <= begun:
+        run.sink.note(f"nothing to profile: the run is at step {begun} already, beyond {window}")
+    if window is None or window.last <= begun:
+        yield lambda: None
+        return
 
-    def close(self) -> None:
-        """Write what was recorded, if anything was and is not written yet.
+    def action(calls: int) -> torch.profiler.ProfilerAction:
+        """Return what to do with the step that follows so many calls."""
+        step = begun + calls + 1
+        if not window.first <= step <= window.last:
+            return torch.profiler.ProfilerAction.NONE
+        last = step == window.last
+        return torch.profiler.ProfilerAction.RECORD_AND_SAVE if last else torch.profiler.ProfilerAction.RECORD
 
-        Raises:
-            CheckpointError: a file cannot be written.
-        """
-        if self._active is None:
-            return
-        profile, self._active = self._active, None
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        profile.stop()
-        if self._ended < self._began:
+    def write(profile: torch.profiler.profile) -> None:
+        first, last = max(window.first, begun + 1), min(window.last, run.step)
+        if last < first:
             return  # the first step of the window did not end
-        name = f"steps-{self._began}-{self._ended}"
-        trace, table = self._folder / f"{name}.json", self._folder / f"{name}.txt"
-        by = "self_device_time_total" if self._device.type == "cuda" else "self_cpu_time_total"
+        trace = run.folder.path / "profile" / f"steps-{first}-{last}.json"
+        by = "self_device_time_total" if cuda else "self_cpu_time_total"
         with explained(CheckpointError, f"write {trace}", "free some space, or train without --profile"):
-            make_folder(self._folder)
+            make_folder(trace.parent)
             profile.export_chrome_trace(str(temporary(trace)))
             sync(temporary(trace))
             temporary(trace).replace(trace)
             rows = profile.key_averages().table(sort_by=by, row_limit=_ROWS, max_name_column_width=60)
-            replace_text(table, f"{rows}\n")
-        self._note(f"profile of steps {self._began} to {self._ended}: {trace}")
+            replace_text(trace.with_suffix(".txt"), f"{rows}\n")
+        run.sink.note(f"profile of steps {first} to {last}: {trace}")
+
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    kinds += [torch.profiler.ProfilerActivity.CUDA] if cuda else []
+    with torch.profiler.profile(activities=kinds, schedule=action, on_trace_ready=write) as profile:
+        yield profile.step
 
 
 @contextmanager

@@ -36,37 +36,20 @@ class ProgressSink:
         """End, in whatever way."""
 
 
-class _Paced(ProgressSink):
-    """Counts tokens per second since the run began or went on, and keeps the last losses."""
+class PlainProgress(ProgressSink):
+    """A line on standard error now and then, for logs and pipes."""
 
     label = ""
-
-    def start(self, label: str, step: int, steps: int, step_tokens: int) -> None:
-        """Begin to count."""
-        self.label, self.first, self.steps, self.step_tokens = label, step, steps, step_tokens
-        self.losses: dict[str, float] = {}
-        self.began = time.monotonic()
-
-    def validation(self, step: int, loss: float) -> None:
-        """Keep the loss."""
-        self.losses["val"] = loss
-
-    def facts(self, step: int, loss: float | None) -> str:
-        """Return losses, rate and remaining time after a step."""
-        if loss is not None:
-            self.losses = {"loss": loss, **{k: v for k, v in self.losses.items() if k == "val"}}
-        rate = (step - self.first) * self.step_tokens / max(1e-9, time.monotonic() - self.began)
-        left = (self.steps - step) * self.step_tokens / max(1e-9, rate)
-        said = [f"{name} {value:.4f}" for name, value in self.losses.items()]
-        return " ".join([*said, f"{rate:,.0f} tokens/s ETA {clock(left)}"])
-
-
-class PlainProgress(_Paced):
-    """A line on standard error now and then, for logs and pipes."""
 
     def __init__(self, interval: float = _PLAIN_INTERVAL) -> None:
         self._interval = interval
         self._last = time.monotonic()
+
+    def start(self, label: str, step: int, steps: int, step_tokens: int) -> None:
+        """Count tokens per second from now on."""
+        self.label, self.first, self.steps, self.step_tokens = label, step, steps, step_tokens
+        self.losses: dict[str, float] = {}
+        self.began = time.monotonic()
 
     def step(self, step: int, loss: float | None) -> None:
         """Print a line where the last one is some time ago."""
@@ -75,17 +58,29 @@ class PlainProgress(_Paced):
             self._last = now
             self.note(f"step {step}/{self.steps} {facts}")
 
+    def validation(self, step: int, loss: float) -> None:
+        """Keep the loss for the next line."""
+        self.losses["val"] = loss
+
     def note(self, text: str) -> None:
         """Print the text after the run's label."""
         label = f"{self.label}: " if self.label else ""
         print(printable(f"{label}{text}"), file=sys.stderr, flush=True)
 
+    def facts(self, step: int, loss: float | None) -> str:
+        """Return the last losses, the rate and the remaining time after a step."""
+        if loss is not None:
+            self.losses = {"loss": loss} | {k: v for k, v in self.losses.items() if k == "val"}
+        rate = (step - self.first) * self.step_tokens / max(1e-9, time.monotonic() - self.began)
+        left = (self.steps - step) * self.step_tokens / max(1e-9, rate)
+        said = [f"{name} {value:.4f}" for name, value in self.losses.items()]
+        return " ".join([*said, f"{rate:,.0f} tokens/s ETA {clock(left)}"])
 
-class BarProgress(_Paced):
-    """A progress bar on the terminal of standard error."""
 
-    def __init__(self) -> None:
-        self._bar: Progress | None = None
+class BarProgress(PlainProgress):
+    """A progress bar on the terminal of standard error, with lines above it."""
+
+    _bar: Progress | None = None
 
     def start(self, label: str, step: int, steps: int, step_tokens: int) -> None:
         """Show the bar."""
@@ -119,7 +114,7 @@ class BarProgress(_Paced):
         if self._bar is not None:
             self._bar.console.print(text)
         else:
-            print(printable(text), file=sys.stderr)
+            super().note(text)
 
     def stop(self) -> None:
         """Stop the bar's thread; the bar stays on the screen."""
@@ -139,16 +134,15 @@ class _WhilePossible(ProgressSink):
     """Reports to a sink until that fails because the terminal or the pipe's reader is gone. The run goes on."""
 
     def __init__(self, sink: ProgressSink) -> None:
-        self._sink, self._works = sink, True
+        self._sink = sink
 
     def _report(self, what: str, *arguments: Any) -> None:
-        if self._works:
-            try:
-                getattr(self._sink, what)(*arguments)
-            except OSError:
-                self._works = False
-                with suppress(OSError):
-                    self._sink.stop()
+        try:
+            getattr(self._sink, what)(*arguments)
+        except OSError:
+            gone, self._sink = self._sink, ProgressSink()
+            with suppress(OSError):
+                gone.stop()
 
     def start(self, label: str, step: int, steps: int, step_tokens: int) -> None:
         self._report("start", label, step, steps, step_tokens)

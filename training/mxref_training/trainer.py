@@ -30,8 +30,8 @@ from mxref_training.data.corpus import TokenCorpus
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.finite import require_finite, require_some_taken, require_trained
 from mxref_training.interrupt import Interrupted, StopRequest
-from mxref_training.log import RunLog, SilentLog, TrainResult, read_result
-from mxref_training.observe import UNOBSERVED, Observation, Profiler, shadowed
+from mxref_training.log import RunLog, TrainResult, read_result
+from mxref_training.observe import UNOBSERVED, Observation, profiling, shadowed
 from mxref_training.open_run import OpenRun
 from mxref_training.progress import ProgressSink
 from mxref_training.start import begun
@@ -110,11 +110,8 @@ class TrainingRun:
         self.parts = build(run)
         run.training = True
         run.describe()
-        self.log: RunLog = SilentLog()
-        self.profiler = Profiler(None, run)
-        if run.ranks.first:
-            self.log = RunLog(run, self.parts.phases, observe.track)
-            self.profiler = Profiler(observe.profile, run)
+        self.log = RunLog(run, self.parts.phases, observe.track)
+        self.profiled = observe.profile if run.ranks.first else None
 
     def go(self, last: int) -> str:
         """Train up to the step `last`; return the signal that asked to stop when that was the run's last one."""
@@ -124,16 +121,21 @@ class TrainingRun:
             run.sink.note(f"resumed at step {run.step} of {settings.steps}")
         self.log.start_clock()
         try:
-            with shadowed(run, parts.model), StopRequest() as request, parts.saver:
+            with (
+                shadowed(run, parts.model),
+                profiling(self.profiled, run) as next_step,
+                StopRequest() as request,
+                parts.saver,
+            ):
                 while run.step < last:
                     if phase := parts.phases.begins(run.step):
                         self._report(parts.steps.catch_up())
                         parts.steps.check_next()
                         run.sink.note(f"step {run.step + 1} begins the phase {phase}")
-                    with self.profiler.step(run.step + 1):
-                        taken = parts.steps.take(parts.loader.next_batch(settings.batch), run.step)
-                        run.step += 1
-                        self._report(taken)  # of the step before, where steps are captured
+                    taken = parts.steps.take(parts.loader.next_batch(settings.batch), run.step)
+                    run.step += 1
+                    self._report(taken)  # of the step before, where steps are captured
+                    next_step()
                     if run.step % settings.eval_every == 0 or run.step == settings.steps:
                         self._evaluate()
                     parts.saver.poll()
@@ -151,7 +153,6 @@ class TrainingRun:
         finally:
             parts.steps.close()
             self.log.close()
-            self.profiler.close()
 
     def _report(self, taken: Taken | None) -> None:
         """Log a step that has ended, if there is one, and stop where too many were skipped in a row."""
