@@ -168,7 +168,7 @@ def test_dry_run_asks_for_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     found = command("train", "llama31_8b", "--dry-run")
     assert found.exit_code == 0, found.output
     assert "tables             12.6 MB" in found.output
-    assert replace(memory(load_config("llama31_8b"), RECIPE), tables=0).total > 2**30
+    assert memory(load_config("llama31_8b"), RECIPE)._replace(tables=0).total > 2**30
 
 
 def test_compiled_code_holds_logits_in_bf16_alone() -> None:

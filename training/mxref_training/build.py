@@ -57,8 +57,8 @@ def build(run: OpenRun) -> Built:
     model.model.recompute = settings.recompute
     loss = compiled_loss(model, settings.compile)
     if not share.axes.whole:
-        keep = bool(config.parallel and config.parallel.keep_gathered)
-        sharded.shard(model, sharded.make_mesh(device, share.axes), device, keep_gathered=keep)
+        mesh = sharded.make_mesh(device, share.axes)
+        sharded.shard(model, mesh, device, keep_gathered=config.keeps_gathered)
         model.model.rotary_emb.fill()
     optimizer = make_optimizer(model, config.optim)
     kind = CapturedSteps if settings.capture else EagerSteps

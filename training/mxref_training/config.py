@@ -66,13 +66,8 @@ class RopeScaling:
     """Positions before stretching."""
 
     def __post_init__(self) -> None:
-        check(
-            self,
-            "model.rope_scaling",
-            factor=(1, LARGEST),
-            high_freq_factor=(0, LARGEST),
-            original_max_position=(1, MAX_COUNT),
-        )
+        reals = {"factor": (1, LARGEST), "high_freq_factor": (0, LARGEST)}
+        check(self, "model.rope_scaling", original_max_position=(1, MAX_COUNT), **reals)
         require(
             0 < self.low_freq_factor < self.high_freq_factor,
             f"model.rope_scaling: low_freq_factor = {self.low_freq_factor} must be positive and below "
@@ -300,15 +295,8 @@ class RunConfig:
         from_zero = ("micro_batch", "checkpoint_every", "telemetry_every")
         counts = dict.fromkeys(from_one, (1, MAX_COUNT)) | dict.fromkeys(from_zero, (0, MAX_COUNT))
         seeds = dict.fromkeys(("seed", "data_seed"), (0, 2**64 - 1))
-        check(
-            self,
-            "run",
-            threads=(0, MAX_THREADS),
-            shadow=(0, 1),
-            spike=(0, LARGEST),
-            **counts,
-            **seeds,
-        )
+        counts["threads"] = 0, MAX_THREADS
+        check(self, "run", shadow=(0, 1), spike=(0, LARGEST), **counts, **seeds)
         require(
             self.init_from != "", "run.init_from is empty: give a folder, or leave it out for drawn weights"
         )
@@ -456,6 +444,11 @@ class TrainConfig:
             self.run.seq_len <= self.model.max_seq,
             f"run.seq_len = {self.run.seq_len} is above model.max_seq = {self.model.max_seq}",
         )
+
+    @property
+    def keeps_gathered(self) -> bool:
+        """Whether the layers that a forward pass gathers stay until the backward pass."""
+        return self.parallel is not None and self.parallel.keep_gathered
 
     def axes(self, ranks: int) -> Axes:
         """Return the ranks along each axis of a run of so many ranks; ConfigError as of `ParallelConfig.axes`."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from mxref_training.open_run import OpenRun
 
 _NOT_DETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
+_NO_MEMORY = "DefaultCPUAllocator"
+"""PyTorch's allocator on the CPU, which has no error class of its own."""
 
 
 @contextmanager
@@ -41,13 +43,13 @@ def run_errors(run: OpenRun) -> Iterator[None]:
     except MxrefError:
         raise
     except (Exception, SystemExit) as err:
-        when = (
-            f"after {run.step} of {run.config.run.steps} steps" if run.training else "before its first step"
-        )
-        saved = run.folder.store.latest()
+        steps, saved = run.config.run.steps, run.folder.store.latest()
+        when = f"after {run.step} of {steps} steps" if run.training else "before its first step"
+        notes = [note.removeprefix(NOTE) for note in getattr(err, "__notes__", ()) if note.startswith(NOTE)]
+        what = ": ".join([*filter(None, [", ".join(notes[:2])]), raised_text(err)])
         way_on = f"goes on from step {saved}" if saved else "starts it again"
         raise RunError(
-            f"the run stopped {when}: {_what(err)}; {_written(err, run.folder.log)}; the same command {way_on}"
+            f"the run stopped {when}: {what}; {_written(err, run.folder.log)}; the same command {way_on}"
         ) from err
 
 
@@ -69,27 +71,17 @@ def known_errors(way_out: str) -> Iterator[None]:
                 f"PyTorch {torch.__version__} has no deterministic kernel for {found[1]}, which training requires: "
                 "choose another run.device, or another version of PyTorch"
             ) from err
-        # PyTorch's allocator on the CPU has no error class of its own.
-        if not isinstance(err, MemoryError | torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(
-            err
-        ):
-            raise
-        raise ConfigError(f"out of memory ({said or 'no more memory'}): {way_out}") from err
-
-
-def _what(err: BaseException) -> str:
-    notes = [note.removeprefix(NOTE) for note in getattr(err, "__notes__", ()) if note.startswith(NOTE)]
-    return ": ".join([*([", ".join(notes[:2])] if notes else []), raised_text(err)])
+        if isinstance(err, MemoryError | torch.OutOfMemoryError) or _NO_MEMORY in str(err):
+            raise ConfigError(f"out of memory ({said or 'no more memory'}): {way_out}") from err
+        raise
 
 
 def _written(err: BaseException, log: Path) -> str:
     """Add the traceback to the log; return where it is."""
-    text = (
-        f"--- {datetime.now(UTC).isoformat(timespec='seconds')}\n{''.join(traceback.format_exception(err))}"
-    )
+    now, text = datetime.now(UTC).isoformat(timespec="seconds"), "".join(traceback.format_exception(err))
     try:
         with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
+            file.write(f"--- {now}\n{text}")
     except OSError as problem:
         return f"its traceback is lost, because {log} cannot be written ({problem.strerror})"
     return f"its traceback is in {log}"

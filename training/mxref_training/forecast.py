@@ -1,29 +1,21 @@
-"""What a run needs: one table of its memory, for the check before it begins and for `mxref train --dry-run`.
+"""The memory that a run needs, for the check before it begins and for `mxref train --dry-run`.
 
 Nothing here reads data or allocates the model.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from typing import NamedTuple
 
-import mxref_torch
-from mxref.backend import Backend
 from mxref.formats import BF16, BlockFormat, OperandFormat
-from mxref.recipe import OperandSource, Recipe, Span
+from mxref.recipe import OperandSource, Recipe
 from mxref.roles import GemmRole
-from mxref_training.config import LARGEST, MAX_RANKS, ONE, Axes, Compile, Recompute, TrainConfig, require
+from mxref_training.config import ONE, Axes, Compile, Recompute, TrainConfig, require
 from mxref_training.model import llama
-from mxref_training.optim import learning_rate
-from mxref_training.treatment import describe
-from mxref_training.wording import counted, si
-
-Section = tuple[str, list[tuple[str, str]]]
-"""A heading and its lines, each a name and a text."""
+from mxref_training.wording import si
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """Bytes that training holds at its peak on a rank; activations are an estimate, the rest is exact."""
 
     weights: int
@@ -40,7 +32,7 @@ class Memory:
     @property
     def total(self) -> int:
         """Sum of all parts."""
-        return sum(getattr(self, field.name) for field in fields(self))
+        return sum(self)
 
 
 def memory(config: TrainConfig, recipe: Recipe, axes: Axes = ONE) -> Memory:
@@ -68,7 +60,7 @@ def memory(config: TrainConfig, recipe: Recipe, axes: Axes = ONE) -> Memory:
     block = llama.layer_matmul_parameters(m) // tensor + 2 * m.width
     rest = llama.parameter_count(m, tensor) - m.layers * block
     parameters = -(-(m.layers * block + rest) // axes.shard)
-    gathered = (m.layers if _keeps_gathered(config) else 2) * block + rest
+    gathered = (m.layers if config.keeps_gathered else 2) * block + rest
     # Of each logit: in BF16 and float32, their log-softmax, its gradient; compiled, BF16 and its gradient alone.
     logit = 2 + 4 + 4 + 4 if run.compile is Compile.NONE else 2 + 2
     return Memory(
@@ -82,16 +74,11 @@ def memory(config: TrainConfig, recipe: Recipe, axes: Axes = ONE) -> Memory:
     )
 
 
-def _keeps_gathered(config: TrainConfig) -> bool:
-    """Return whether the layers that a forward pass gathers stay until the backward pass."""
-    return config.parallel is not None and config.parallel.keep_gathered
-
-
 def _operands(config: TrainConfig, recipe: Recipe, tensor: int) -> float:
-    """Return the bytes per token of what a rank's linear layers keep for Wgrad; layers with one input share its BF16.
+    """Return the bytes per token of what a rank's linear layers keep for Wgrad.
 
-    Of `tensor` ranks that compute a layer together, each keeps all of an input that the layer's rows share, and a part
-    of the input of `o_proj` and `down_proj`.
+    Layers with one input share its BF16. Of `tensor` ranks that compute a layer together, each keeps all of an input
+    that the layer's rows share, and a part of the input of `o_proj` and `down_proj`.
     """
     m = config.model
     inputs = {
@@ -109,8 +96,8 @@ def _operands(config: TrainConfig, recipe: Recipe, tensor: int) -> float:
     total = 0.0
     for names, size in groups:
         kept = [_format_of_x(layers[name]) for name in names]
-        once = [*(f for f in kept if f is not BF16), *([BF16] if BF16 in kept else [])]
-        total += size * sum(_element_bytes(f) for f in once)
+        once = [format for format in kept if format is not BF16] + [BF16] * (BF16 in kept)
+        total += size * sum(map(_element_bytes, once))
     return total
 
 
@@ -172,129 +159,3 @@ def less_memory(config: TrainConfig) -> str:
         ways.append(" and ".join(["set run.recompute = 'full'", *needs]))
     ways.append("lower run.micro_batch" if run.sequences > 1 else "lower run.seq_len")
     return f"{', '.join(ways)}, or take a smaller model; see --dry-run"
-
-
-@dataclass(frozen=True)
-class Mesh:
-    """The assumptions of a dry run."""
-
-    ranks: int = 1
-    peak_tflops: float = 989.0
-    """Largest rate of one rank, in 10^12 floating-point operations per second; that of an H200 in BF16 without sparsity
-    (NVIDIA's data sheet)."""
-    utilisation: float = 0.4
-    """The share of that rate that training reaches."""
-
-    def __post_init__(self) -> None:
-        for name, value, high in (
-            ("--ranks", self.ranks, MAX_RANKS),
-            ("--peak-tflops", self.peak_tflops, LARGEST),
-            ("--utilisation", self.utilisation, 1),
-        ):
-            require(0 < value <= high, f"{name} {value} must be above 0 and at most {high:,}")
-
-
-def dry_run(
-    config: TrainConfig,
-    recipe: Recipe,
-    backend: Backend,
-    why: str,
-    model: llama.Llama,
-    axes: Axes,
-    mesh: Mesh,
-) -> list[Section]:
-    """Return a summary of a run and of what it needs, in sections for people to read.
-
-    Args:
-        config: the run.
-        recipe: treatment of the linear layers.
-        backend: computes the block formats.
-        why: the reason why this backend was chosen.
-        model: the converted model, as `mxref_training.preflight.converted_shape` returns it.
-        axes: of the ranks.
-        mesh: the assumptions.
-    """
-    spans = recipe.spans(config.run.steps)
-    m, run, o, data, need = config.model, config.run, config.optim, config.data, memory(config, recipe, axes)
-    flops, tokens = llama.flops_per_token(m, run.seq_len), run.steps * run.step_tokens
-    rate = f"{o.lr:g} after {counted(o.warmup, 'step')} of warm-up, {o.schedule.value}"
-    heads = f"{counted(m.heads, 'head')} over {m.kv_heads}"
-    shape = f"{counted(m.layers, 'layer')}, width {m.width}, {heads}, SwiGLU {m.ffn}, vocabulary {m.vocab:,}"
-    gathered = "two layers, embedding and lm_head, and their gradients, float32"
-    if _keeps_gathered(config):
-        gathered = "all layers, embedding and lm_head, gradients of two layers and of these, float32"
-    return [
-        ("Model", [("parameters", f"{llama.parameter_count(m):,}"), ("shape", shape)]),
-        (
-            "Run",
-            [
-                ("tokens", f"{tokens:,} in {counted(run.steps, 'step')} of {run.batch} x {run.seq_len}"),
-                ("micro-batches", f"{run.micro_batches} of {counted(run.sequences, 'sequence')}"),
-                ("operations", f"{si(flops)}FLOP per token, {si(flops * tokens)}FLOP in all"),
-                ("learning rate", f"{rate}, {learning_rate(o, run.steps - 1, run.steps):.3g} at the end"),
-                ("evaluation", f"every {counted(run.eval_every, 'step')} on {run.eval_tokens:,} tokens"),
-                (
-                    "data",
-                    f"{data.train}, validated on {data.val or 'its own validation side, or documents held out'}",
-                ),
-                (
-                    "tokenizer",
-                    data.tokenizer or f"BPE of {m.vocab:,} tokens, trained on the data if it is text",
-                ),
-            ],
-        ),
-        *([] if mesh == Mesh() else [("Time", _time(config, axes, mesh))]),
-        (
-            "Memory" if mesh.ranks == 1 else "Memory of each rank",
-            [
-                ("weights", f"{si(need.weights)}B, float32"),
-                ("gradients", f"{si(need.gradients)}B, float32"),
-                ("AdamW moments", f"{si(need.optimizer)}B, float32"),
-                ("activations", f"about {si(need.activations)}B for one micro-batch"),
-                ("logits", f"{si(need.logits)}B"),
-                *([("gathered", f"{si(need.gathered)}B, {gathered}")] if need.gathered else []),
-                ("tables", f"{si(need.tables)}B, rotary embedding and token ids"),
-                ("in all", f"about {si(need.total)}B"),
-            ],
-        ),
-        (
-            f"Recipe {recipe.digest}",
-            [*describe(recipe), ("in BF16", ", ".join(recipe.keep_bf16) or "nothing")],
-        ),
-        *(_gemms(model, span, run.micro_batches, len(spans) > 1) for span in spans),
-        ("Backend", [(backend.name, why)]),
-    ]
-
-
-def _time(config: TrainConfig, axes: Axes, mesh: Mesh) -> list[tuple[str, str]]:
-    """Return the layout of the ranks and an estimate of a step's time."""
-    run, lines = config.run, []
-    if mesh.ranks > 1:
-        layout = ", ".join(f"{name} {count}" for name, count in axes._asdict().items())
-        size = 4 * llama.parameter_count(config.model, axes.tensor)
-        moved = run.micro_batches * (2 if _keeps_gathered(config) else 3) * size * (1 - 1 / axes.shard)
-        if axes.whole:
-            moved = 2 * size * (1 - 1 / axes.replicate)
-        lines = [
-            ("ranks", f"{mesh.ranks}: {layout}"),
-            ("each rank", f"{counted(run.sequences // axes.data, 'sequence')} of every micro-batch"),
-            ("weights and gradients", f"about {si(moved)}B received by each rank in a step"),
-        ]
-    own = llama.flops_per_token(config.model, run.seq_len) * run.step_tokens / mesh.ranks
-    seconds = own / (mesh.peak_tflops * 1e12 * mesh.utilisation)
-    estimate = (
-        f"{seconds:.3g} s per step, {run.step_tokens / seconds / mesh.ranks:,.0f} tokens/s on each rank, at "
-        f"{mesh.utilisation:.0%} of {mesh.peak_tflops:g} TFLOP/s, both assumed; no communication is in it"
-    )
-    return [*lines, ("estimate", estimate)]
-
-
-def _gemms(model: llama.Llama, span: Span, micro_batches: int, several: bool) -> Section:
-    """Return the GEMMs of a step in one phase, with its name and steps if there are several."""
-    census = mxref_torch.expected_census(model, span.recipe, micro_batches)
-    lines = [("steps", f"{span.first + 1} to {span.end}")] if several else []
-    for role in GemmRole:
-        gemms = [gemm for gemm in mxref_torch.operators.in_order(+census) if gemm[0] is role]
-        texts = [f"{census[gemm]} in {mxref_torch.operators.formats_text(*gemm[1:])}" for gemm in gemms]
-        lines.append((role.value.capitalize(), ", ".join(texts) or "none"))
-    return f"GEMMs per step, {span.name}" if several else "GEMMs per step", lines

@@ -45,7 +45,7 @@ def check_layout(config: TrainConfig, ranks: int) -> Axes:
             f"run.capture = true with parallel.tensor = {axes.tensor}: ranks that compute a layer together take no "
             "CUDA graph; set run.capture = false, or parallel.tensor = 1"
         )
-    if config.parallel and config.parallel.keep_gathered and axes.shard == 1:
+    if config.keeps_gathered and axes.shard == 1:
         raise ConfigError(
             "parallel.keep_gathered = true with parallel.shard = 1: no rank gathers weights; set "
             "parallel.keep_gathered = false, or parallel.shard = 2 or more"

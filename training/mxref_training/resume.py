@@ -42,7 +42,7 @@ def begin(run: OpenRun, state: RunState, context: StepContext) -> None:
         pretrained.load_pretrained(state.model, settings.init_from)
     else:
         state.model.reset_parameters(settings.seed)
-    require_finite_start(state.tensors(), run.step, run.config, store, run.ranks)
+    require_finite_start(run, state.tensors())
 
 
 def resharded(snapshot: Snapshot, ranks: Ranks, identity: Mapping[str, Any]) -> str:

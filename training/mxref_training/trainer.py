@@ -97,7 +97,7 @@ def train(
         result = ranks.broadcast(read_result(run.folder.path, stopped) if ranks.first else None)
         assert result is not None  # the first rank has said
         if run.finished:
-            require_trained(config, result.final_loss, result.skipped_steps, run.folder.metrics)
+            require_trained(run, result.final_loss, result.skipped_steps)
         return result
 
 
@@ -163,7 +163,7 @@ class TrainingRun:
         self.log.add_step(taken)
         if taken.problem:
             self._require_finite()  # skipping more steps would not bring the model back
-            require_some_taken(run.config, run.skipped_in_a_row, f"{taken.problem} at step {taken.step + 1}")
+            require_some_taken(run, f"{taken.problem} at step {taken.step + 1}")
 
     def _evaluate(self) -> None:
         """Evaluate the model and log its loss."""
@@ -187,5 +187,4 @@ class TrainingRun:
         self.log.start_clock()
 
     def _require_finite(self) -> None:
-        run = self.run
-        require_finite(self.parts.state.tensors(), run.step, run.config, run.folder.store, self.ranks)
+        require_finite(self.run, self.parts.state.tensors())

@@ -192,7 +192,7 @@ def test_the_dry_run_of_ranks_needs_none(monkeypatch: pytest.MonkeyPatch) -> Non
     faster = CliRunner().invoke(main, [*asked, "--peak-tflops", "2000", "--utilisation", "0.5"]).output
     assert "50% of 2000 TFLOP/s" in faster
     refused = CliRunner().invoke(main, [*asked, "--utilisation", "1.5"])
-    assert (refused.exit_code, "--utilisation 1.5 must be above 0 and at most 1" in refused.output) == (
+    assert (refused.exit_code, "1.5 is not in the range 0<x<=1" in refused.output) == (
         2,
         True,
     )

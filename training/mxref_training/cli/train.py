@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -67,17 +68,20 @@ class _Train(ForRanks):
     "--dry-run", is_flag=True, help="Print parameters, memory, operations, recipe and backend; train nothing."
 )
 @click.option(
-    "--ranks", type=int, metavar="N", help="With --dry-run: plan a run of N ranks, without starting any."
+    "--ranks",
+    type=click.IntRange(1),
+    metavar="N",
+    help="With --dry-run: plan a run of N ranks, without starting any.",
 )
 @click.option(
     "--peak-tflops",
-    type=float,
+    type=click.FloatRange(0, 1e6, min_open=True),
     metavar="X",
     help="With --dry-run: peak rate of a rank, in 10^12 FLOP/s.",
 )
 @click.option(
     "--utilisation",
-    type=float,
+    type=click.FloatRange(0, 1, min_open=True),
     metavar="X",
     help="With --dry-run: the assumed share of the peak rate, as in 0.4.",
 )
@@ -122,17 +126,18 @@ def train(
     require("train", "torch", "tokenizers")
     from mxref_training import trainer
     from mxref_training.cli.train_parts import loaded, print_result, say
-    from mxref_training.cli.train_plan import print_plan
+    from mxref_training.cli.train_plan import Mesh, print_plan
     from mxref_training.distributed.connect import connected, restarted, started_ranks
     from mxref_training.interrupt import Interrupted
     from mxref_training.observe import Observation, Window
 
-    mesh = {"ranks": ranks, "peak_tflops": peak_tflops, "utilisation": utilisation}
+    mesh: dict[str, Any] = {"ranks": ranks, "peak_tflops": peak_tflops, "utilisation": utilisation}
     mesh = {name: value for name, value in mesh.items() if value is not None}
     started = started_ranks()
     if dry_run:
         if started.first:
-            print_plan(*loaded(config, recipe, overrides, data, backend), {"ranks": started.world} | mesh)
+            mesh = {"ranks": started.world} | mesh
+            print_plan(*loaded(config, recipe, overrides, data, backend), Mesh(**mesh))
         return
     if mesh:
         raise click.UsageError(f"--{next(iter(mesh)).replace('_', '-')} is an option of --dry-run")
