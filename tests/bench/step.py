@@ -26,7 +26,7 @@ from mxref_training.model.loss import compiled_loss
 from mxref_training.optim import clip_gradients, learning_rate, make_optimizer, set_learning_rate
 
 PHASES = ("forward", "backward", "optimizer")
-TIMED = {"quantize": ("quantize", "quantize_dual", "prepare"), "gemm": ("scaled_gemm", "dense_gemm")}
+TIMED = {"quantize": ("quantize", "prepare"), "gemm": ("scaled_gemm", "dense_gemm")}
 """Operators of the parts of a step. `quantize` is all that makes an operand of a GEMM in MXFP4 or FP8, layouts too."""
 PARTS = tuple(TIMED)
 

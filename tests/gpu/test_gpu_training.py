@@ -97,15 +97,15 @@ def test_operators_pass_torchs_own_checks(profile):
     )
     x = torch.randn(64, 512, device="cuda")
     calls: list[tuple[Any, tuple[Any, ...]]] = [
-        (blocks.quantize, (x, place, key, spec, 1, stream, operators.WHOLE, True)),
+        (blocks.quantize, (x, place, key, spec, "", stream, None, operators.WHOLE, True)),
         (
             blocks.quantize,
-            (x[:41].bfloat16().t(), operators.batch_place(0), key, rotated, 0, stream, operators.WHOLE, True),
+            (x[:41].bfloat16().t(), operators.batch_place(0), key, "", rotated, None, stream, operators.WHOLE, True),
         ),
-        (blocks.quantize_dual, (x, place, key, spec, rotated, stream, other, operators.WHOLE, False)),
+        (blocks.quantize, (x, place, key, spec, rotated, stream, other, operators.WHOLE, False)),
     ]
-    a = blocks.quantize(x, place, key, spec, 1, stream, operators.WHOLE, True)
-    b = blocks.quantize(x[:32], place, key, spec, 1, stream, operators.WHOLE, False)
+    a = blocks.quantize(x, place, key, spec, "", stream, None, operators.WHOLE, True)
+    b = blocks.quantize(x[:32], place, key, spec, "", stream, None, operators.WHOLE, False)
     calls.append((blocks.prepare, (*b, key, spec, 512, profile)))
     layouts = [blocks.prepare(*q, key, spec, 512, profile) for q in (a, b)]
     calls += [

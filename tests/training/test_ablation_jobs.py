@@ -242,7 +242,7 @@ def test_a_child_that_fails_is_reported_in_one_line(files: Path, unbroken: Path,
     path = tmp_path / "arms" / "h16" / "log.txt"
     (said,) = (line for line in found.stderr.splitlines() if "out of order" in line)
     assert re.match(
-        r"\[2/3\] h16: failed: the run stopped after \d of 8 steps: backend 'moody' failed in quantize_dual, "
+        r"\[2/3\] h16: failed: the run stopped after \d of 8 steps: backend 'moody' failed in quantize, "
         r"(x|w|dy) of layer model\.layers\.0\.[a-z_.]+: RuntimeError: out of order on \{'1'\} threads \(",
         said,
     ), said

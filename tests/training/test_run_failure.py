@@ -71,9 +71,9 @@ def failed(tmp_path: Path, method: str, call: int, error: BaseException, **optio
 @pytest.mark.parametrize(
     ("method", "call", "said"),
     [
-        ("quantize_dual", 1, "quantize_dual, w of layer model.layers.0.self_attn.q_proj"),
-        ("quantize_dual", 8, "quantize_dual, x of layer model.layers.0.self_attn.q_proj"),
-        ("quantize_dual", 15, "quantize_dual, dy of layer model.layers.0.mlp.down_proj"),
+        ("quantize_dual", 1, "quantize, w of layer model.layers.0.self_attn.q_proj"),
+        ("quantize_dual", 8, "quantize, x of layer model.layers.0.self_attn.q_proj"),
+        ("quantize_dual", 15, "quantize, dy of layer model.layers.0.mlp.down_proj"),
         ("scaled_gemm", 1, "scaled_gemm (fprop, layer model.layers.0.self_attn.q_proj)"),
         ("scaled_gemm", 8, "scaled_gemm (dgrad, layer model.layers.0.mlp.down_proj)"),
         ("scaled_gemm", 9, "scaled_gemm (wgrad, layer model.layers.0.mlp.down_proj)"),
@@ -119,7 +119,7 @@ def test_a_failure_before_the_first_step_leaves_a_usable_folder(tmp_path: Path) 
 
     recipe = recipe_from_table({"dialect": "amd", "all": {"rounding": "sr"}})
     with pytest.raises(RunError, match="the run stopped before its first step: backend 'failing' failed in "):
-        run(tmp_path / "run", recipe, EVALUATED, backend=Failing("quantize", 1, TypeError("x")))
+        run(tmp_path / "run", recipe, EVALUATED, backend=Failing("quantize_dual", 1, TypeError("x")))
     assert [p.name for p in (tmp_path / "run").iterdir() if p.suffix != ".lock"] == [LOG]
     run(tmp_path / "run", "bf16", EVALUATED)
 
@@ -138,7 +138,7 @@ def test_an_answer_of_the_wrong_kind_is_the_backends_failure(tmp_path: Path) -> 
 
     with pytest.raises(
         RunError,
-        match="backend 'nothing' failed in quantize_dual, w of layer model.layers.0.self_attn.q_proj: TypeErr",
+        match="backend 'nothing' failed in quantize, w of layer model.layers.0.self_attn.q_proj: TypeErr",
     ):
         run(tmp_path / "run", "mxfp4", backend=Nothing())
 

@@ -202,7 +202,8 @@ def test_of_a_large_matrix_whole_blocks_are_compared_at_drawn_places(axis: int, 
     assert x.numel() > WHOLE_ELEMENTS
     operators.watchers.append(watch)
     try:
-        blocks.quantize(x, operators.batch_place(2), key, text, axis, words, region, False)
+        sides = (text, "", words, None) if axis == 1 else ("", text, None, words)
+        blocks.quantize(x, operators.batch_place(2), key, *sides, region, False)
     finally:
         operators.watchers.remove(watch)
     assert watch.quantizations == 1

@@ -44,17 +44,17 @@ def samples():
         operators.spec_text(recipe_of({"all": {"rounding": "sr", "hadamard": h}}).fprop.x) for h in (0, 64)
     )
     x = torch.randn(64, 64)
-    yield blocks.quantize, (x, place, key, spec, 1, stream, operators.WHOLE, True)
+    yield blocks.quantize, (x, place, key, spec, "", stream, None, operators.WHOLE, True)
     yield (
         blocks.quantize,
-        (x[:41].bfloat16().t(), operators.batch_place(0), key, rotated, 0, stream, operators.WHOLE, True),
+        (x[:41].bfloat16().t(), operators.batch_place(0), key, "", rotated, None, stream, operators.WHOLE, True),
     )
-    a = blocks.quantize(x, place, key, spec, 1, stream, operators.WHOLE, True)
-    b = blocks.quantize(x[:32], place, key, spec, 1, stream, operators.WHOLE, False)
+    a = blocks.quantize(x, place, key, spec, "", stream, None, operators.WHOLE, True)
+    b = blocks.quantize(x[:32], place, key, spec, "", stream, None, operators.WHOLE, False)
     other = operators.stream_words(SEED, 2, 5)
-    yield blocks.quantize_dual, (x, place, key, spec, rotated, stream, other, operators.WHOLE, False)
+    yield blocks.quantize, (x, place, key, spec, rotated, stream, other, operators.WHOLE, False)
     yield (
-        blocks.quantize_dual,
+        blocks.quantize,
         (x[:, :41].t(), operators.batch_place(0), key, spec, rotated, stream, other, operators.WHOLE, True),
     )
     laying = operators.register_backend(Laying())
@@ -96,11 +96,11 @@ def test_operators_refuse_what_does_not_fit():
     key = operators.register_backend(get_backend("reference"))
     plain, rotated = (operators.spec_text(recipe_of({"all": {"hadamard": h}}).fprop.x) for h in (0, 16))
     stream, place = operators.stream_words(0, 0, 0), operators.batch_place(0)
-    q = blocks.quantize(torch.ones(32, 32), place, key, plain, 1, stream, operators.WHOLE, True)
+    q = blocks.quantize(torch.ones(32, 32), place, key, plain, "", stream, None, operators.WHOLE, True)
     with pytest.raises(ShapeError, match="different Hadamard"):
         blocks.scaled_gemm(q, q, key, plain, rotated, 32, "ordered", "float32", "fprop", None)
     with pytest.raises(MxrefError, match="'referense' is not registered .did you mean 'reference'"):
-        blocks.quantize(torch.ones(32, 32), place, "referense", plain, 1, stream, operators.WHOLE, True)
+        blocks.quantize(torch.ones(32, 32), place, "referense", plain, "", stream, None, operators.WHOLE, True)
     other = Laying()
     other.name = "reference"
     assert operators.register_backend(other) not in ("reference", key)

@@ -221,17 +221,15 @@ class BlockOperand(Operand):
     @classmethod
     def make(cls, tensor: LayerTensor, readers: Sequence[Reader]) -> Sequence[Self]:
         """Quantize along the axis of each reader; two readers share one read of the tensor."""
-        given = tensor.values, tensor.batch_place, readers[0][0].context.backend_key
-        texts = [gemm.texts[which] for gemm, which in readers]
-        streams = [gemm.streams[which] for gemm, which in readers]
-        where = tensor.region, tensor.name != "w"
-        if len(readers) == 2:
-            row_codes, row_scales, *column = blocks.quantize_dual(*given, *texts, *streams, *where)
-            made = [cls(row_codes, row_scales), cls(*column)]
-        else:
-            ((gemm, which),) = readers
+        texts, streams = {1: "", 0: ""}, dict.fromkeys((1, 0))
+        for gemm, which in readers:
             axis = OPERANDS[gemm.role][which].axis
-            made = [cls(*blocks.quantize(*given, *texts, axis, *streams, *where))]
+            texts[axis], streams[axis] = gemm.texts[which], gemm.streams[which]
+        key, tokens = readers[0][0].context.backend_key, tensor.name != "w"
+        stored = blocks.quantize(
+            tensor.values, tensor.batch_place, key, *texts.values(), *streams.values(), tensor.region, tokens
+        )
+        made = [cls(*stored[at : at + 2]) for at in range(0, len(stored), 2)]
         first = readers[0][0]
         if tensor.name == "x" and first.role is GemmRole.FPROP and _is_common(tensor.values, readers):
             made[0].layout = made[0]._laid_out(first, 0, tensor.values.shape[1])

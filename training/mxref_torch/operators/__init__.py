@@ -165,24 +165,25 @@ def register_census(census: Census) -> torch.Tensor:
     return _words([handle])
 
 
-def count(tally: torch.Tensor | None, role: str, a: OperandFormat, b: OperandFormat, tokens: int) -> None:
+def count(
+    tally: torch.Tensor | None, role: str, formats: tuple[OperandFormat, OperandFormat], rows: int, length: int
+) -> None:
     """Count a GEMM that ran into the census of a handle; None, or one that no longer lives, counts nowhere.
 
     A negative handle is that of an evaluation, of which the listener is not told. Fprop within a backward pass is
-    recomputed by activation checkpointing, and such GEMMs are not counted. `a` and `b` are the formats of the operands,
-    `tokens` the rows of the activations or gradients that were read.
+    recomputed by activation checkpointing, and such GEMMs are not counted.
     """
-    handle = 0 if tally is None else int(tally.item())
+    handle, which = 0 if tally is None else int(tally.item()), GemmRole(role)
     census = _tallies.get(abs(handle))
-    gemm = GemmRole(role), a, b
     if isinstance(census, LayerCensus) and census.listener is not None and handle > 0:
-        census.listener(gemm[0], tokens)
-    if census is None or (gemm[0] is GemmRole.FPROP and torch._C._current_graph_task_id() != -1):
+        # Wgrad contracts over tokens; the others have a row for each.
+        census.listener(which, length if which is GemmRole.WGRAD else rows)
+    if census is None or (which is GemmRole.FPROP and torch._C._current_graph_task_id() != -1):
         return
-    census[gemm] += 1
+    census[which, *formats] += 1
     if isinstance(census, LayerCensus):
         census.ran = True
-        census.trained |= gemm[0] is not GemmRole.FPROP
+        census.trained |= which is not GemmRole.FPROP
 
 
 _device_step: torch.Tensor | None = None
@@ -295,11 +296,6 @@ def region_words(placement: Placement) -> torch.Tensor:
 def batch_place(step: int, token_origin: int = 0, global_tokens: int | None = None) -> torch.Tensor:
     """Return where a micro-batch lies in training as int64 [3]: step, first token, tokens of the step or -1."""
     return _words([step, token_origin, -1 if global_tokens is None else global_tokens])
-
-
-def tokens_read(role: str, a: torch.Tensor, length: int) -> int:
-    """Return the tokens that a GEMM reads: Wgrad contracts over them, and the others have a row for each."""
-    return length if role == GemmRole.WGRAD.value else a.shape[0]
 
 
 @dataclass(frozen=True)

@@ -32,21 +32,19 @@ from mxref_torch.operators import (
     operator,
     parse_spec,
     placed,
-    tokens_read,
     watchers,
 )
 
 
-def _empty(x: torch.Tensor, spec: str, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _empty(x: torch.Tensor, row_spec: str, column_spec: str) -> list[torch.Tensor]:
     """Return codes and scale codes of the right shapes, without values."""
-    treatment = parse_spec(spec)
-    format = block_format(treatment)
-    rows, unit = x.shape[1 - axis], block_unit(treatment)
-    length = -(-x.shape[axis] // unit) * unit
-    return (
-        x.new_empty((rows, format.code_bytes(length)), dtype=torch.uint8),
-        x.new_empty((rows, length // format.k), dtype=torch.uint8),
-    )
+    made = []
+    for axis, treatment in ((axis, parse_spec(text)) for axis, text in ((1, row_spec), (0, column_spec)) if text):
+        format, unit = block_format(treatment), block_unit(treatment)
+        length = -(-x.shape[axis] // unit) * unit
+        shapes = (x.shape[1 - axis], format.code_bytes(length)), (x.shape[1 - axis], length // format.k)
+        made += [x.new_empty(shape, dtype=torch.uint8) for shape in shapes]
+    return made
 
 
 @operator(like=_empty)
@@ -54,72 +52,53 @@ def quantize(
     x: torch.Tensor,
     batch_place: torch.Tensor,
     backend: str,
-    spec: str,
-    axis: int,
-    stream: torch.Tensor,
+    row_spec: str,
+    column_spec: str,
+    row_stream: torch.Tensor | None,
+    column_stream: torch.Tensor | None,
     region: torch.Tensor,
     tokens: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a matrix in the block format of a spec as packed codes and scale codes, block axis last.
+) -> list[torch.Tensor]:
+    """Return a matrix in block formats along axis 1, along axis 0, or both from one read where the backend has it.
 
     Args:
         x: float32, bfloat16 or float16 [M, N], any strides.
         batch_place: from `operators.batch_place`, on the CPU.
         backend: key from `register_backend`.
-        spec: treatment, from `spec_text`.
-        axis: the block axis, 0 or 1.
-        stream: from `stream_words`.
+        row_spec: treatment along axis 1, from `spec_text`; empty: it is not quantized along this axis.
+        column_spec: likewise along axis 0.
+        row_stream: from `stream_words`; None where there is no treatment.
+        column_stream: likewise.
         region: where `x` lies in the layer's whole tensor, from `region_words`.
         tokens: whether axis 0 is tokens, as in activations and gradients. `batch_place` then says where they lie, and
             blocks along them are filled up with zeros.
 
     Returns:
-        uint8 [rows, K * bits / 8] and uint8 [rows, K / k], K the padded length of the block axis.
+        For axis 1 and then for axis 0 packed codes uint8 [rows, K * bits / 8] and scale codes uint8 [rows, K / k],
+        block axis last, K its padded length.
 
     Raises:
         MxrefError: as `mxref.Backend.quantize`.
     """
-    impl, treatment = backend_of(backend), parse_spec(spec)
-    placement, pad = _placement(x, batch_place, treatment, stream, region, tokens), tokens and axis == 0
-    if axis == 0:
-        x = _whole_blocks(x, treatment, placement, tokens)
-    q = impl.quantize(to_backend(x, impl), treatment, axis=axis, placement=placement, pad=pad)
+    impl = backend_of(backend)
+    axes, specs, placements = [], [], []
+    for axis, text, stream in ((1, row_spec, row_stream), (0, column_spec, column_stream)):
+        if stream is not None:
+            axes.append(axis)
+            specs.append(parse_spec(text))
+            placements.append(_placement(x, batch_place, specs[-1], stream, region, tokens))
+    pads = [tokens and axis == 0 for axis in axes]
+    filled = _whole_blocks(x, specs[-1], placements[-1], tokens) if axes[-1] == 0 else x
+    source = to_backend(filled, impl)
+    if len(axes) == 2:
+        made = impl.quantize_dual(source, tuple(specs), placements=tuple(placements), pads=tuple(pads))
+    else:
+        made = (impl.quantize(source, specs[0], axis=axes[0], placement=placements[0], pad=pads[0]),)
     for watcher in watchers:
-        watcher.quantized(Quantized(impl, x, treatment, axis, placement, pad, q))
-    return _tensors(q, impl)
-
-
-@operator(like=lambda x, row_spec, column_spec: (*_empty(x, row_spec, 1), *_empty(x, column_spec, 0)))
-def quantize_dual(
-    x: torch.Tensor,
-    batch_place: torch.Tensor,
-    backend: str,
-    row_spec: str,
-    column_spec: str,
-    row_stream: torch.Tensor,
-    column_stream: torch.Tensor,
-    region: torch.Tensor,
-    tokens: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return what `quantize` returns along axis 1 and then along axis 0, from one read where the backend has it.
-
-    `row_spec` and `row_stream` are those along axis 1, `column_spec` and `column_stream` those along axis 0; the rest
-    is as in `quantize`. The four results are codes and scale codes with M rows, then those with N rows.
-    """
-    impl, specs = backend_of(backend), (parse_spec(row_spec), parse_spec(column_spec))
-    row, column = (
-        _placement(x, batch_place, treatment, stream, region, tokens)
-        for treatment, stream in zip(specs, (row_stream, column_stream), strict=True)
-    )
-    filled = _whole_blocks(x, specs[1], column, tokens)
-    by_row, by_column = impl.quantize_dual(
-        to_backend(filled, impl), specs, placements=(row, column), pads=(False, tokens)
-    )
-    for watcher in watchers:
-        watcher.quantized(Quantized(impl, filled, specs[0], 1, row, False, by_row))
-        watcher.quantized(Quantized(impl, filled, specs[1], 0, column, tokens, by_column))
-    codes, scales = _tensors(by_row, impl)
-    return (codes[: x.shape[0]], scales[: x.shape[0]], *_tensors(by_column, impl))
+        for call in zip(specs, axes, placements, pads, made, strict=True):
+            watcher.quantized(Quantized(impl, filled, *call))
+    results = [from_backend(stored, impl) for q in made for stored in (q.codes, q.scales)]
+    return [t[: x.shape[0]] for t in results[:2]] + results[2:] if len(axes) == 2 else results
 
 
 def _placement(
@@ -162,10 +141,6 @@ def _whole_blocks(x: torch.Tensor, spec: OperandSpec, placement: Placement, toke
     if not missing or placement.origin[0] + x.shape[0] >= placement.global_shape[0]:
         return x
     return torch.nn.functional.pad(x.detach(), (0, 0, 0, missing))
-
-
-def _tensors(q: MXArray, impl: Backend) -> tuple[torch.Tensor, torch.Tensor]:
-    return from_backend(q.codes, impl), from_backend(q.scales, impl)
 
 
 def _empty_layout(
@@ -267,7 +242,7 @@ def scaled_gemm(
     impl = backend_of(backend)
     first, second = _operands(a, b, impl, (a_spec, b_spec), length, profile)
     out = impl.scaled_gemm(first, second, profile=GemmProfile(profile), out_dtype=out_dtype)
-    count(tally, role, first.format, second.format, tokens_read(role, a[0], length))
+    count(tally, role, (first.format, second.format), a[0].shape[0], length)
     for watcher in watchers:
         watcher.multiplied(Multiplied(impl, first, second, GemmProfile(profile), out_dtype, role, out))
     return from_backend(out, impl)
@@ -294,7 +269,7 @@ def add_product(
     impl = backend_of(backend)
     first, second = _operands(a, b, impl, (a_spec, b_spec), length, profile)
     impl.add_product(first, second, to_backend(onto, impl), profile=GemmProfile(profile))
-    count(tally, role, first.format, second.format, tokens_read(role, a[0], length))
+    count(tally, role, (first.format, second.format), a[0].shape[0], length)
 
 
 def _empty_values(codes: torch.Tensor, scales: torch.Tensor, spec: str) -> torch.Tensor:

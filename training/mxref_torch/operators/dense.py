@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 import torch
 
 from mxref.formats import BF16, FP8
-from mxref_torch.operators import count, operator, tokens_read
+from mxref_torch.operators import count, operator
 
 
 @lru_cache(maxsize=4)
@@ -65,7 +65,7 @@ def dense_gemm(
             out = (a.to(torch.float32) @ b.to(torch.float32).T).to(torch.bfloat16)
         else:
             out = a @ b.T
-        count(tally, role, BF16, BF16, tokens_read(role, a, a.shape[1]))
+        count(tally, role, (BF16, BF16), *a.shape)
         return out
     if a.device.type == "cpu":
         # Torch's CPU has no BF16 product with float32 output, and its _scaled_mm is twice as slow as this.
@@ -76,7 +76,7 @@ def dense_gemm(
         out = torch.mm(a.to(torch.bfloat16), b.to(torch.bfloat16).T, out_dtype=torch.float32)
     if a_inverse is not None and b_inverse is not None and out.dtype is not torch.bfloat16:
         out = (out * a_inverse * b_inverse).to(torch.bfloat16)
-    count(tally, role, FP8, FP8, tokens_read(role, a, a.shape[1]))
+    count(tally, role, (FP8, FP8), *a.shape)
     return out
 
 
