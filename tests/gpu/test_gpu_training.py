@@ -100,7 +100,17 @@ def test_operators_pass_torchs_own_checks(profile):
         (blocks.quantize, (x, place, key, spec, "", stream, None, operators.WHOLE, True)),
         (
             blocks.quantize,
-            (x[:41].bfloat16().t(), operators.batch_place(0), key, "", rotated, None, stream, operators.WHOLE, True),
+            (
+                x[:41].bfloat16().t(),
+                operators.batch_place(0),
+                key,
+                "",
+                rotated,
+                None,
+                stream,
+                operators.WHOLE,
+                True,
+            ),
         ),
         (blocks.quantize, (x, place, key, spec, rotated, stream, other, operators.WHOLE, False)),
     ]

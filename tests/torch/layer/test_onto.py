@@ -259,7 +259,9 @@ def operands(key: str, rows: int, seed: int) -> list[torch.Tensor]:
     x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(seed))
     place, stream = operators.batch_place(0), operators.stream_words(0, 0, 0)
     return list(
-        blocks.quantize(x, place, key, operators.spec_text(MXFP4.wgrad.x), "", stream, None, operators.WHOLE, False)
+        blocks.quantize(
+            x, place, key, operators.spec_text(MXFP4.wgrad.x), "", stream, None, operators.WHOLE, False
+        )
     )
 
 

@@ -47,7 +47,17 @@ def samples():
     yield blocks.quantize, (x, place, key, spec, "", stream, None, operators.WHOLE, True)
     yield (
         blocks.quantize,
-        (x[:41].bfloat16().t(), operators.batch_place(0), key, "", rotated, None, stream, operators.WHOLE, True),
+        (
+            x[:41].bfloat16().t(),
+            operators.batch_place(0),
+            key,
+            "",
+            rotated,
+            None,
+            stream,
+            operators.WHOLE,
+            True,
+        ),
     )
     a = blocks.quantize(x, place, key, spec, "", stream, None, operators.WHOLE, True)
     b = blocks.quantize(x[:32], place, key, spec, "", stream, None, operators.WHOLE, False)
@@ -100,7 +110,9 @@ def test_operators_refuse_what_does_not_fit():
     with pytest.raises(ShapeError, match="different Hadamard"):
         blocks.scaled_gemm(q, q, key, plain, rotated, 32, "ordered", "float32", "fprop", None)
     with pytest.raises(MxrefError, match="'referense' is not registered .did you mean 'reference'"):
-        blocks.quantize(torch.ones(32, 32), place, "referense", plain, "", stream, None, operators.WHOLE, True)
+        blocks.quantize(
+            torch.ones(32, 32), place, "referense", plain, "", stream, None, operators.WHOLE, True
+        )
     other = Laying()
     other.name = "reference"
     assert operators.register_backend(other) not in ("reference", key)

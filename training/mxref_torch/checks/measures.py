@@ -35,7 +35,7 @@ from mxref_torch.bridge import from_backend, to_backend
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.fp8 import FORMATS
 from mxref_torch.layer.linear import MXLinear, converted
-from mxref_torch.layer.operands import READERS, Bf16Operand, BlockOperand, Fp8Operand, LayerGemm, Operand
+from mxref_torch.layer.operands import READERS, Bf16Operand, BlockOperand, Fp8Operand, Operand
 
 _SLAB = 1 << 22
 """Elements compared at a time: float64 copies of a whole tensor would need several times its memory."""
@@ -54,49 +54,39 @@ class Totals:
         self._sums: Counter[str] = Counter()
         self._scales: list[float] = []  # the smallest and the largest of each micro-batch
 
-    def add(self, operand: Operand, seen: Rounded, spec: OperandSpec) -> None:
-        """Add an operand; `seen` is what `as_rounded` returned for it."""
-        for slab in seen.slabs():
-            self._add_elements(*slab)
-        if isinstance(operand, BlockOperand):
-            assert isinstance(spec.format, BlockFormat)
-            self._add_scales(operand.scales, seen.source, spec, spec.format)
-        elif isinstance(operand, Fp8Operand):
-            scale = operand.inverse.double().reciprocal().item()
-            usable = math.isfinite(scale)
-            self._sums.update(blocks=1, spoiled=not usable)
-            self._scales += [scale] if usable else []
-
-    def _add_elements(
-        self, v: torch.Tensor, q: torch.Tensor, limit: torch.Tensor, valid: torch.Tensor
-    ) -> None:
-        v = torch.where(valid, v, 0.0)
-        error = torch.where(valid, q - v, 0.0)
-        size, real = v.abs(), v != 0
-        sums = {
-            "nonzero": real.sum(),
-            "clipped": (real & (size > limit)).sum(),
-            "zeroed": (real & (q == 0)).sum(),
-            "signal": v.square().sum(),
-            "noise": error.square().sum(),
-            "signed": (error * v.sign()).sum(),
-            "magnitude": size.sum(),
-        }
-        values = torch.stack([each.double() for each in sums.values()]).tolist()
-        self._sums.update(dict(zip(sums, values, strict=True)), elements=v.numel())
-
-    def _add_scales(
-        self, scales: torch.Tensor, source: torch.Tensor, spec: OperandSpec, format: BlockFormat
-    ) -> None:
-        """Add the bytes of the scales; a block of zeros has no scale of its own and does not count."""
-        own = source.view(*scales.shape, format.k).ne(0).any(dim=2)  # NaN counts as a value
-        spoiled = scales == format.scale.nan_code
-        counted = scales[own & ~spoiled]
-        self._sums.update(blocks=int(own.sum()), spoiled=int(spoiled.sum()))
+    def add(self, seen: Rounded, rule: ScaleRule) -> None:
+        """Add an operand whose scales are made by a rule."""
+        for v, q, limit, valid in seen.slabs():
+            v, error = torch.where(valid, v, 0.0), torch.where(valid, q - v, 0.0)
+            size, real = v.abs(), v != 0
+            sums = {
+                "nonzero": real.sum(),
+                "clipped": (real & (size > limit)).sum(),
+                "zeroed": (real & (q == 0)).sum(),
+                "signal": v.square().sum(),
+                "noise": error.square().sum(),
+                "signed": (error * v.sign()).sum(),
+                "magnitude": size.sum(),
+            }
+            values = torch.stack([each.double() for each in sums.values()]).tolist()
+            self._sums.update(dict(zip(sums, values, strict=True)), elements=v.numel())
+        if seen.scales is None:  # FP8, with one scale
+            scale = torch.as_tensor(seen.inverse).reciprocal()
+            counted = scale[torch.isfinite(scale)]
+            self._sums.update(blocks=1, spoiled=1 - counted.numel())
+        else:
+            format = seen.format
+            assert isinstance(format, BlockFormat)
+            # A block of zeros has no scale of its own and does not count. NaN counts as a value.
+            own = seen.source.view(*seen.scales.shape, format.k).ne(0).any(dim=2)
+            spoiled = seen.scales == format.scale.nan_code
+            counted = seen.scales[own & ~spoiled]
+            self._sums.update(
+                blocks=int(own.sum()), spoiled=int(spoiled.sum()), low=int((counted == 0).sum())
+            )
+            self._sums.update(high=int((counted >= highest_scale(rule, format)).sum()))
         if counted.numel():
-            self._scales += [int(counted.min()), int(counted.max())]
-            high = int((counted >= highest_scale(spec.scale_rule, format)).sum())
-            self._sums.update(low=int((counted == 0).sum()), high=high)
+            self._scales += [counted.min().item(), counted.max().item()]
 
     def numbers(self, blocks: bool) -> dict[str, float | None]:
         """Return the numbers of an operand as its row of telemetry has them; `blocks`: it is in a block format."""
@@ -156,19 +146,19 @@ class Rounded:
         Parts of a block format have three axes: rows, blocks, and the elements of a block. Limit and validity are those
         of the blocks.
         """
-        if self.scales is None:
-            limit = torch.as_tensor(self.largest * self.inverse * _FP8_SLACK)
-            for v, q in _slabs(unit, elements, self.source, self.result):
+        rows = max(1, elements // max(1, self.source.shape[-1]) // unit) * unit
+        format, limit = self.format, torch.as_tensor(self.largest * self.inverse * _FP8_SLACK)
+        for at in range(0, len(self.source), rows):
+            v, q = self.source[at : at + rows], self.result[at : at + rows]
+            if self.scales is None:
                 v, q = v.double(), q.float().double() * self.inverse
                 yield v, q, limit, torch.isfinite(v) & torch.isfinite(q)
-            return
-        format = self.format
-        assert isinstance(format, BlockFormat)
-        for v, q, scales in _slabs(unit, elements, self.source, self.result, self.scales):
-            scales = scales.unsqueeze(2)  # [rows, blocks, 1]
-            limit = torch.exp2(scales.double() - format.scale.bias) * (self.largest / self.prescale)
-            v, q = (torch.unflatten(each, 1, (-1, format.k)).double() for each in (v, q))
-            yield v, q / self.prescale, limit, scales != format.scale.nan_code
+            else:
+                assert isinstance(format, BlockFormat)
+                scales = self.scales[at : at + rows].unsqueeze(2)  # [rows, blocks, 1]
+                limits = torch.exp2(scales.double() - format.scale.bias) * (self.largest / self.prescale)
+                v, q = (torch.unflatten(each, 1, (-1, format.k)).double() for each in (v, q))
+                yield v, q / self.prescale, limits, scales != format.scale.nan_code
 
 
 def as_rounded(
@@ -214,42 +204,8 @@ def highest_scale(rule: ScaleRule, format: BlockFormat) -> int:
     return int(scale_code(_LARGEST_BITS, rule, format.element)[0])
 
 
-def _slabs(unit: int, elements: int, *tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield the same rows of several tensors, as many multiples of `unit` at a time as hold so many elements."""
-    rows = max(1, elements // max(1, tensors[0].shape[-1]) // unit) * unit
-    yield from zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)
-
-
 Row = dict[str, Any]
 """A line of telemetry: its keys are in the reference of the files of a run."""
-
-
-@dataclass
-class Alignment:
-    """Sums of the products of two gradients of a weight: the exact one e, and the quantized one q."""
-
-    both: float = 0.0
-    exact: float = 0.0
-    quantized: float = 0.0
-
-    def add(self, exact: torch.Tensor, quantized: torch.Tensor) -> None:
-        """Add the gradients of a micro-batch, both float32 [outputs, inputs]."""
-        e, q = exact.double().flatten(), quantized.double().flatten()
-        both, own, theirs = torch.stack([e @ q, e @ e, q @ q]).tolist()
-        self.both += both
-        self.exact += own
-        self.quantized += theirs
-
-    @property
-    def cosine(self) -> float | None:
-        """Cosine of the angle between the two; None if one of them is zero or not finite."""
-        norm = math.sqrt(self.exact) * math.sqrt(self.quantized)
-        return finite(self.both / norm) if norm else None
-
-    @property
-    def ratio(self) -> float | None:
-        """Norm of the quantized gradient over that of the exact one; None if that is zero or not finite."""
-        return finite(math.sqrt(self.quantized / self.exact)) if self.exact else None
 
 
 @dataclass
@@ -257,10 +213,22 @@ class _LayerSums:
     """The measurements of one layer."""
 
     operands: dict[tuple[GemmRole, int, OperandFormat], Totals] = field(default_factory=dict)
-    gradients: dict[str, Alignment] = field(default_factory=dict)
-    """By the formats of the two operands: a recipe may change within the block."""
+    gradients: dict[str, Counter[str]] = field(default_factory=dict)
+    """
+    Sums of the products of two gradients of the weight, the exact one e and the quantized one q, by the formats of the
+    two operands: a recipe may change within the block.
+    """
     weights: set[tuple[int, Recipe]] = field(default_factory=set)
     """The steps and recipes whose weight was measured: it is the same in all micro-batches."""
+
+
+def _alignment(sums: Counter[str]) -> Row:
+    """Return the cosine of two gradients and the ratio of their norms; None where one is zero or not finite."""
+    norm = math.sqrt(sums["ee"]) * math.sqrt(sums["qq"])
+    return {
+        "cosine": finite(sums["eq"] / norm) if norm else None,
+        "norm_ratio": finite(math.sqrt(sums["qq"] / sums["ee"])) if sums["ee"] else None,
+    }
 
 
 class Telemetry:
@@ -279,20 +247,12 @@ class Telemetry:
         """
         found: list[Row] = []
         for name, layer in self._layers.items():
-            sums = self._sums[layer]
-            for role in GemmRole:
-                for which, operand in enumerate(OPERANDS[role]):
-                    found += [
-                        _head(name, role, operand.tensor, format.name)
-                        | totals.numbers(format.kind == "block")
-                        for (own, place, format), totals in sums.operands.items()
-                        if (own, place) == (role, which)
-                    ]
-            found += [
-                _head(name, GemmRole.WGRAD, "dw", formats)
-                | {"cosine": gradient.cosine, "norm_ratio": gradient.ratio}
-                for formats, gradient in sums.gradients.items()
-            ]
+            sums, roles = self._sums[layer], list(GemmRole)
+            for role, which, format in sorted(sums.operands, key=lambda key: (roles.index(key[0]), key[1])):
+                numbers = sums.operands[role, which, format].numbers(format.kind == "block")
+                found.append(_head(name, role, OPERANDS[role][which].tensor, format.name) | numbers)
+            for formats, gradient in sums.gradients.items():
+                found.append(_head(name, GemmRole.WGRAD, "dw", formats) | _alignment(gradient))
         return found
 
     def tapped(
@@ -302,55 +262,47 @@ class Telemetry:
         if not (output.requires_grad and layer.low_precision):
             return None
         x = (*arguments, *named.values())[0]
-        device = x.device.type
-        # The layer casts its input under autocast.
-        given = (
-            x.detach().to(torch.get_autocast_dtype(device))
-            if torch.is_autocast_enabled(device)
-            else x.detach()
-        )
+        given = x.detach()
+        if torch.is_autocast_enabled(x.device.type):  # the layer casts its input
+            given = given.to(torch.get_autocast_dtype(x.device.type))
         tapped: torch.Tensor = _Tap.apply(output, given, self, layer, x.requires_grad)  # type: ignore[no-untyped-call]
         return tapped
 
-    def measure(
-        self,
-        layer: MXLinear,
-        recipe: Recipe,
-        gemms: dict[GemmRole, LayerGemm],
-        x: torch.Tensor,
-        dy: torch.Tensor,
-        batch_place: torch.Tensor,
-        needs_dx: bool,
-    ) -> None:
-        """Measure all operands of a layer for one micro-batch, under the recipe and the GEMMs of the forward pass."""
-        sums, step = self._sums[layer], int(batch_place[0])
-        runs = {
-            GemmRole.FPROP: True,
-            GemmRole.DGRAD: needs_dx,
-            GemmRole.WGRAD: layer.weight.requires_grad,
-        }
-        roles = [role for role in GemmRole if runs[role] and recipe.kind(role) != "bf16"]
-        reading = [gemms[role] for role in roles]
+    def measure(self, tap: Any, x: torch.Tensor, dy: torch.Tensor) -> None:
+        """Measure all operands of a layer for one micro-batch, under the recipe and the GEMMs of the forward pass.
+
+        Args:
+            tap: the node that `tapped` put behind the layer's output.
+            x: [tokens, inputs].
+            dy: [tokens, outputs].
+        """
+        layer, recipe, place = tap.layer, tap.recipe, tap.batch_place
+        sums, step = self._sums[layer], int(place[0])
+        runs = {GemmRole.DGRAD: tap.needs_dx, GemmRole.WGRAD: layer.weight.requires_grad}
+        roles = [role for role in GemmRole if runs.get(role, True) and recipe.kind(role) != "bf16"]
         sources = {"x": x, "dy": dy}
         if (step, recipe) not in sums.weights:
             sources["w"] = layer.weight.detach()
             sums.weights.add((step, recipe))
         made: dict[tuple[GemmRole, str], Operand] = {}
         for tensor, values in sources.items():
-            for role, operand in layer.operands(tensor, values, batch_place, reading).items():
+            read = layer.as_read(values) if tensor == "w" else values
+            operands = layer.operands(tensor, values, place, [tap.gemms[role] for role in roles])
+            for role, operand in operands.items():
                 made[role, tensor] = operand
                 which = dict(READERS[tensor])[role]
                 spec = recipe.operands(role)[which]
                 totals = sums.operands.setdefault((role, which, spec.format), Totals())
-                read = layer.as_read(values) if tensor == "w" else values
-                rounded = as_rounded(operand, spec, layer, role, which, read, step)
-                totals.add(operand, rounded, spec)
+                totals.add(as_rounded(operand, spec, layer, role, which, read, step), spec.scale_rule)
         if GemmRole.WGRAD in roles:
             a, b = (made[GemmRole.WGRAD, tensor] for tensor in ("dy", "x"))
-            uncounted = replace(gemms[GemmRole.WGRAD], tally=None)  # it does not belong to the step
-            quantized = a.product(b, uncounted, x.shape[0], torch.float32)
+            uncounted = replace(tap.gemms[GemmRole.WGRAD], tally=None)  # it does not belong to the step
+            q = a.product(b, uncounted, x.shape[0], torch.float32).double().flatten()
+            e = (dy.float().t() @ x.float()).double().flatten()
+            products = torch.stack([e @ q, e @ e, q @ q]).tolist()
             formats = operators.formats_text(*recipe.formats(GemmRole.WGRAD))
-            sums.gradients.setdefault(formats, Alignment()).add(dy.float().t() @ x.float(), quantized)
+            gradient = sums.gradients.setdefault(formats, Counter())
+            gradient.update(dict(zip(("eq", "ee", "qq"), products, strict=True)))
 
 
 def _head(layer: str, role: GemmRole, operand: str, format: str) -> Row:
@@ -380,17 +332,8 @@ class _Tap(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         layer = ctx.layer
         with torch.no_grad(), torch.autocast(dy.device.type, enabled=False):
-            flat = x.reshape(-1, layer.in_features), dy.reshape(-1, layer.out_features)
-            ctx.seen.measure(layer, ctx.recipe, ctx.gemms, *flat, ctx.batch_place, ctx.needs_dx)
+            ctx.seen.measure(ctx, x.reshape(-1, layer.in_features), dy.reshape(-1, layer.out_features))
         return dy, None, None, None, None
-
-
-def _eager() -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which compiled modules run eagerly; compiled code would not run the hooks."""
-    if "torch._dynamo" not in sys.modules:  # nothing was compiled, and importing it takes seconds
-        return contextlib.nullcontext()
-    stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return stance
 
 
 @contextlib.contextmanager
@@ -417,7 +360,9 @@ def telemetry(model: Any) -> Iterator[Telemetry]:
         )
     seen = Telemetry(layers)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_eager())
+        if "torch._dynamo" in sys.modules:  # else nothing was compiled, and importing it takes seconds
+            # Compiled code would not run the hooks.
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         for layer in layers.values():
             stack.callback(layer.register_forward_hook(seen.tapped, with_kwargs=True).remove)
         yield seen

@@ -71,7 +71,7 @@ def _rounded(
     stream: Stream,
     first: int,
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Round as `mxref.conformance.sr_statistics.Rounder` says, beside an operand along the other axis if there is one."""
+    """Round as `mxref.conformance.sr_statistics.Rounder` says, beside an operand along the other axis if it has one."""
     device = min(backend.capabilities.devices, key=lambda name: (name != "cpu", name))
     batch_place = operators.batch_place(stream.step, first, len(x))
     words = operators.stream_words(stream.seed, stream.layer, stream.operand)

@@ -56,10 +56,16 @@ WHOLE_TERMS = 1 << 19
 """A product of at most so many block products is compared whole, of a larger one `_ROWS` x `_ROWS` results."""
 
 Part = tuple[slice, slice]
-"""A rectangle of a matrix."""
+"""A rectangle of a matrix; it may end beyond the matrix."""
+_ALL: Part = slice(0, None), slice(0, None)
 
 
-def recorded_quantization(call: Quantized, part: Part, where: dict[str, str]) -> RecordedQuantization:
+def _rectangle(start: Sequence[int], sides: Sequence[int]) -> Part:
+    (row, column), (rows, columns) = start, sides
+    return slice(row, row + rows), slice(column, column + columns)
+
+
+def _recorded_quantization(call: Quantized, part: Part, where: dict[str, str]) -> RecordedQuantization:
     """Return a part of a quantization as a recording holds it: at its place, and on the host."""
     x = as_array(call.x.detach()[part].cpu().contiguous())
     first = (part[0].start, part[1].start)
@@ -72,59 +78,46 @@ def recorded_quantization(call: Quantized, part: Part, where: dict[str, str]) ->
     start, stop, made = along.start, along.start + request.plan.length, call.q.format
     codes = call.q.codes[rows, made.code_bytes(start) : made.code_bytes(stop)]
     scales = call.q.scales[rows, start // made.k : stop // made.k]
-    return RecordedQuantization(where, request, host(codes), host(scales))
+    return RecordedQuantization(where, request, _host(codes), _host(scales))
 
 
-def recorded_product(call: Multiplied, part: Part, where: dict[str, str]) -> RecordedProduct:
+def _recorded_product(call: Multiplied, part: Part, where: dict[str, str]) -> RecordedProduct:
     """Return a part of a product, with the rows of the operands that it needs, as a recording holds it."""
     a, b = (_rows(q, rows) for q, rows in zip((call.a, call.b), part, strict=True))
     error_class = call.backend.capabilities.bounded_class
     product = Product(a, b, call.profile, call.out_dtype, error_class=error_class)
-    return RecordedProduct(where, product, host(call.product[part]))
+    return RecordedProduct(where, product, _host(call.product[part]))
 
 
-def host(array: Any) -> NDArray[Any]:
+def _rows(q: MXArray, rows: slice) -> MXArray:
+    codes, scales = _host(q.codes[rows]), _host(q.scales[rows])
+    return MXArray(codes, scales, (len(codes), q.shape[1]), 1, q.block, q.prescale, q.rotation, q.format)
+
+
+def _host(array: Any) -> NDArray[Any]:
     """Return an array of any backend as a NumPy array of its own memory."""
     if isinstance(array, torch.Tensor):
         array = as_array(array.detach().cpu().contiguous())
     return np.array(array)
 
 
-def whole(shape: tuple[int, ...]) -> Part:
-    """Return the rectangle that is all of a matrix."""
-    return slice(0, shape[0]), slice(0, shape[1])
-
-
-def _rows(q: MXArray, rows: slice) -> MXArray:
-    codes, scales = host(q.codes[rows]), host(q.scales[rows])
-    return MXArray(codes, scales, (len(codes), q.shape[1]), 1, q.block, q.prescale, q.rotation, q.format)
-
-
-def _clipped(start: tuple[int, int], steps: Sequence[int], shape: Sequence[int]) -> Part:
-    """Return the rectangle of a size at a place, as far as it lies within a matrix."""
-    (r, c), (rows, columns) = start, steps
-    return slice(r, min(r + rows, shape[0])), slice(c, min(c + columns, shape[1]))
-
-
-def _size(part: Part) -> int:
-    return math.prod(side.stop - side.start for side in part)
+def _save(file: Path, backend: str, calls: tuple[Call, ...], reason: str = "") -> None:
+    """Write operations with the device and the version of torch: another machine may read them."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    save_recording(file, Recording(backend, calls, reason, {"device": device, "torch": torch.__version__}))
 
 
 class LayerWatcher(Watcher):
     """Watches the operators for the layers of a model, and names the layer that they work for."""
 
     def __init__(self, model: Any) -> None:
-        layers = converted(model)
-        if not layers:
+        self.layers = converted(model)
+        if not self.layers:
             raise LayerError(
                 "the model has no converted layer: call mxref_torch.convert(model, recipe) first"
             )
-        self._names = {layer.index: name for name, layer in layers.items()}
-        self._sizes = {layer.index: (layer.in_features, layer.out_features) for layer in layers.values()}
-        self._context = next(iter(layers.values())).context
+        self._by_index = {layer.index: (name, layer) for name, layer in self.layers.items()}
         self._reading: tuple[int, str] | None = None
-        self.known = tuple(layers)
-        """Names of the converted layers."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -140,93 +133,82 @@ class LayerWatcher(Watcher):
         self._reading = layer, tensor
 
     def of_quantization(self, call: Quantized) -> dict[str, str]:
-        """Return layer, role, tensor and step of a quantization, as far as they are known."""
-        stream, where = call.stream, self._step()
+        """Return layer, role, tensor and step of a quantization, as far as they are known.
+
+        Raises:
+            LayerError: a CUDA graph is being captured, whose replays would not be looked at.
+        """
+        if call.x.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise LayerError(
+                "a shadow or a recording cannot look into a CUDA graph, whose replays call no Python: "
+                "run the step without a graph, or without the shadow"
+            )
+        stream, where = call.stream, self._where()
         if stream is not None:
-            role, tensor = _operand(stream.operand)
-            where |= {"role": role, "tensor": tensor}
+            role, own = next((role, o) for role in GemmRole for o in OPERANDS[role] if o.id == stream.operand)
+            where |= {"role": role.value, "tensor": own.tensor}
             if call.random:
                 return where | self._layer(stream.layer)
         if self._reading is None:
             return where
-        layer, tensor = self._reading
-        inputs, outputs = self._sizes.get(layer, (-1, -1))
+        index, tensor = self._reading
+        _, layer = self._by_index.get(index, ("", None))
+        inputs, outputs = (layer.in_features, layer.out_features) if layer else (-1, -1)
         shape = {"x": (None, inputs), "w": (outputs, inputs), "dy": (None, outputs)}[tensor]
         if any(want not in (None, got) for want, got in zip(shape, call.x.shape, strict=True)):
             return where  # of a compiled layer, after one that is not
-        return where | self._layer(layer)
+        return where | self._layer(index)
 
     def of_product(self, role: str) -> dict[str, str]:
         """Return layer, role and step of a GEMM, as far as they are known."""
-        return self._step() | (self._layer(self._reading[0]) if self._reading else {}) | {"role": role}
+        return self._where() | (self._layer(self._reading[0]) if self._reading else {}) | {"role": role}
 
-    def _step(self) -> dict[str, str]:
-        """Return the step of the context: a treatment that draws nothing has the same stream at every step."""
-        return {"step": str(self._context.step)}
+    def _where(self) -> dict[str, str]:
+        # A treatment that draws nothing has the same stream at every step.
+        return {"step": str(next(iter(self.layers.values())).context.step)}
 
     def _layer(self, index: int) -> dict[str, str]:
-        return {"layer": self._names.get(index, f"number {index}")}
-
-
-def _operand(number: int) -> tuple[str, str]:
-    return next((role.value, o.tensor) for role in GemmRole for o in OPERANDS[role] if o.id == number)
-
-
-def refuse_capture(x: torch.Tensor) -> None:
-    """Raise LayerError where a CUDA graph is being captured: its replays would not be looked at."""
-    if x.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise LayerError(
-            "a shadow or a recording cannot look into a CUDA graph, whose replays call no Python: "
-            "run the step without a graph, or without the shadow"
-        )
-
-
-def machine() -> dict[str, str]:
-    """Return the device and the version of torch, for a file that another machine reads."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return {"device": device, "torch": torch.__version__}
+        return {"layer": self._by_index[index][0] if index in self._by_index else f"number {index}"}
 
 
 class Recorder(LayerWatcher):
     """Holds what the operators did for the layers of some names."""
 
-    def __init__(self, model: Any, layers: Collection[str], max_bytes: int) -> None:
+    def __init__(self, model: Any, globs: Collection[str], max_bytes: int) -> None:
         super().__init__(model)
-        for glob in layers:
-            if not any(fnmatchcase(name, glob) for name in self.known):
-                raise LayerError(f"layers: {glob!r} matches no converted layer; there are {some(self.known)}")
-        self.layers, self.max_bytes = layers, max_bytes
+        for glob in globs:
+            if not any(fnmatchcase(name, glob) for name in self.layers):
+                raise LayerError(
+                    f"layers: {glob!r} matches no converted layer; there are {some(self.layers)}"
+                )
+        self._globs, self.max_bytes = globs, max_bytes
         self.backend = ""
         self.calls: list[Call] = []
         self._bytes = 0
 
     def quantized(self, call: Quantized) -> None:
         """Keep a quantization of a chosen layer."""
-        where, x = self.of_quantization(call), call.x
-        if self._chosen(where):
-            refuse_capture(x)
-            held = recorded_quantization(call, whole(tuple(x.shape)), where)
-            self._keep(held, call.backend, x.numel() * (x.element_size() + 1))
+        if self._chosen(where := self.of_quantization(call)):
+            held = _recorded_quantization(call, _ALL, where)
+            self._keep(call, held, held.request.x, held.codes, held.scales)
 
     def multiplied(self, call: Multiplied) -> None:
         """Keep a GEMM of a chosen layer."""
-        where = self.of_product(call.role)
-        if self._chosen(where):
-            shape = call.a.shape[0], call.b.shape[0]
-            size = 4 * shape[0] * shape[1] + (shape[0] + shape[1]) * call.a.length
-            self._keep(recorded_product(call, whole(shape), where), call.backend, size)
+        if self._chosen(where := self.of_product(call.role)):
+            held = _recorded_product(call, _ALL, where)
+            self._keep(call, held, held.product.a.codes, held.product.b.codes, held.result)
 
     def _chosen(self, where: dict[str, str]) -> bool:
-        return any(fnmatchcase(where.get("layer", ""), glob) for glob in self.layers)
+        return any(fnmatchcase(where.get("layer", ""), glob) for glob in self._globs)
 
-    def _keep(self, call: Call, backend: Backend, size: int) -> None:
-        self._bytes += size
+    def _keep(self, call: Quantized | Multiplied, held: Call, *arrays: NDArray[Any]) -> None:
+        self._bytes += sum(array.nbytes for array in arrays)
         if self._bytes > self.max_bytes:
             raise LayerError(
                 f"the recording is above {self.max_bytes:,} bytes: choose fewer layers by `layers`, or a smaller batch"
             )
-        self.backend = backend.name
-        self.calls.append(call)
+        self.backend = call.backend.name
+        self.calls.append(held)
 
 
 @contextmanager
@@ -261,7 +243,7 @@ def record(
             f"none of the layers {', '.join(layers)} ran in a block format outside compiled code: record a step of "
             "the model as it is before torch.compile"
         )
-    save_recording(path, Recording(recorder.backend, tuple(recorder.calls), facts=machine()))
+    _save(path, recorder.backend, tuple(recorder.calls))
 
 
 class Shadow(LayerWatcher):
@@ -286,59 +268,55 @@ class Shadow(LayerWatcher):
 
     def quantized(self, call: Quantized) -> None:
         """Compare a quantization if it is drawn; one whose random bits are the hardware's own cannot be compared."""
-        refuse_capture(call.x)
+        where = self.of_quantization(call)
         native = call.spec.rounding is Rounding.SR and call.backend.capabilities.native_sr
         if not self._drawn() or native:
             return
-        where = self.of_quantization(call)
         for part in self._parts(tuple(call.x.shape), call.axis, operators.block_unit(call.spec)):
-            self._compare(recorded_quantization(call, part, where), call.backend)
-            self.elements += _size(part)
+            recorded = _recorded_quantization(call, part, where)
+            self._compare(recorded, "quantization", call.backend)
+            self.elements += recorded.request.x.size
         self.quantizations += 1
 
     def multiplied(self, call: Multiplied) -> None:
         """Compare a GEMM if it is drawn; under `bounded` many answers are right, and it is not compared."""
-        if isinstance(call.product, torch.Tensor):
-            refuse_capture(call.product)
         if call.profile is GemmProfile.BOUNDED or not self._drawn():
             return
-        a, b = call.a, call.b
-        part = whole((a.shape[0], b.shape[0]))
-        if _size(part) * (a.length // a.format.k) > WHOLE_TERMS:
-            shape, steps = (a.shape[0], b.shape[0]), (_ROWS, _ROWS)
-            part = _clipped(self._start(shape, steps), steps, shape)
-        self._compare(recorded_product(call, part, self.of_product(call.role)), call.backend)
+        a, part, sides = call.a, _ALL, (_ROWS, _ROWS)
+        shape = a.shape[0], call.b.shape[0]
+        if math.prod(shape) * (a.length // a.format.k) > WHOLE_TERMS:
+            part = _rectangle(self._start(shape, sides), sides)
+        recorded = _recorded_product(call, part, self.of_product(call.role))
+        self._compare(recorded, "GEMM", call.backend)
         self.products += 1
-        self.results += _size(part)
+        self.results += recorded.result.size
 
     def _drawn(self) -> bool:
         """Return whether the next operation is compared."""
         return bool(self._operations.random() < self.share)
 
-    def _start(self, shape: Sequence[int], steps: Sequence[int]) -> tuple[int, int]:
-        """Return a drawn place in a matrix, a multiple of `steps`."""
-        row, column = (
-            int(self._places.integers(-(-n // step))) * step for n, step in zip(shape, steps, strict=True)
+    def _start(self, shape: Sequence[int], sides: Sequence[int]) -> tuple[int, ...]:
+        """Return a drawn place in a matrix, a multiple of `sides`."""
+        return tuple(
+            int(self._places.integers(-(-n // side))) * side for n, side in zip(shape, sides, strict=True)
         )
-        return row, column
 
     def _parts(self, shape: tuple[int, ...], axis: int, unit: int) -> list[Part]:
         """Return what of a matrix is compared: all of it, or drawn parts of whole blocks and tiles, one at the end."""
         if math.prod(shape) <= WHOLE_ELEMENTS:
-            return [whole(shape)]
-        steps = [_ROWS, _ROWS]
-        steps[axis] = -(-_LENGTH // unit) * unit
-        ends = [(length - 1) // step * step for length, step in zip(shape, steps, strict=True)]
-        starts = {(ends[0], ends[1])} | {self._start(shape, steps) for _ in range(1, PARTS)}
-        return [_clipped(start, steps, shape) for start in sorted(starts)]
+            return [_ALL]
+        sides = [_ROWS, _ROWS]
+        sides[axis] = -(-_LENGTH // unit) * unit
+        end = tuple((length - 1) // side * side for length, side in zip(shape, sides, strict=True))
+        starts = {end} | {self._start(shape, sides) for _ in range(1, PARTS)}
+        return [_rectangle(start, sides) for start in sorted(starts)]
 
-    def _compare(self, call: Call, backend: Backend) -> None:
+    def _compare(self, call: Call, kind: str, backend: Backend) -> None:
         failure = call.failure
         if failure is None:
             return
-        kind = "quantization" if isinstance(call, RecordedQuantization) else "GEMM"
         reason = f"{kind} of {where_text(call.where)} differs from the reference under {failure.clause}"
-        save_recording(self.file, Recording(backend.name, (call,), reason, machine()))
+        _save(self.file, backend.name, (call,), reason)
         name = loaded_as(backend) or "path/to/file.py:object"
         raise ShadowError(
             f"backend {backend.name!r}: the {reason}: {failure.message}, expected {failure.expected}, got "
@@ -370,8 +348,6 @@ def shadow(
     """
     if not 0 <= share <= 1:
         raise LayerError(f"share = {share} is outside 0 .. 1; 1e-3 compares one operation in a thousand")
-    if not 0 <= seed < 1 << 64:
-        raise LayerError(f"seed = {seed} is outside 0 .. 2^64 - 1")
     watcher = Shadow(model, share, seed, check_name(file))
     with watcher.watching():
         yield watcher

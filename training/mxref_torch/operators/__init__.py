@@ -166,7 +166,11 @@ def register_census(census: Census) -> torch.Tensor:
 
 
 def count(
-    tally: torch.Tensor | None, role: str, formats: tuple[OperandFormat, OperandFormat], rows: int, length: int
+    tally: torch.Tensor | None,
+    role: str,
+    formats: tuple[OperandFormat, OperandFormat],
+    rows: int,
+    length: int,
 ) -> None:
     """Count a GEMM that ran into the census of a handle; None, or one that no longer lives, counts nowhere.
 

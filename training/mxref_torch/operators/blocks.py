@@ -39,7 +39,9 @@ from mxref_torch.operators import (
 def _empty(x: torch.Tensor, row_spec: str, column_spec: str) -> list[torch.Tensor]:
     """Return codes and scale codes of the right shapes, without values."""
     made = []
-    for axis, treatment in ((axis, parse_spec(text)) for axis, text in ((1, row_spec), (0, column_spec)) if text):
+    for axis, treatment in (
+        (axis, parse_spec(text)) for axis, text in ((1, row_spec), (0, column_spec)) if text
+    ):
         format, unit = block_format(treatment), block_unit(treatment)
         length = -(-x.shape[axis] // unit) * unit
         shapes = (x.shape[1 - axis], format.code_bytes(length)), (x.shape[1 - axis], length // format.k)

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torchtitan.components.quantization import QuantizationConverter
 from torchtitan.config.override import derive
-from torchtitan.distributed import ParallelDims
 from torchtitan.protocols.model import BaseModel
 from torchtitan.protocols.module import Module
 from torchtitan.tools.logging import logger
@@ -26,7 +25,7 @@ from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_torch.layer.linear import MXLinear
 from mxref_torch.names import named_linears
 from mxref_torch.step_context import StepContext
-from mxref_torch.torchtitan.job import RECIPE, prepare, require_whole_layers
+from mxref_torch.torchtitan.job import RECIPE, prepare
 
 
 class MXLinearConverter(QuantizationConverter):
@@ -58,16 +57,9 @@ class MXLinearConverter(QuantizationConverter):
 
         def to_dict(self) -> dict[str, Any]:
             """Return what the log of a job holds: the recipe as its name and digest."""
-            recipe = load_recipe(self.recipe)
-            return {
-                "recipe": recipe.digest if isinstance(self.recipe, Recipe) else str(self.recipe),
-                "digest": recipe.digest,
-                "backend": self.backend,
-                "seed": self.seed,
-                "fqns": self.fqns,
-                "filter_fqns": self.filter_fqns,
-                "steps": self.steps,
-            }
+            digest = load_recipe(self.recipe).digest
+            name = digest if isinstance(self.recipe, Recipe) else str(self.recipe)
+            return {key: getattr(self, key) for key in self.__slots__} | {"recipe": name, "digest": digest}
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -136,30 +128,23 @@ def _chosen_names(names: Collection[str], conversion: MXLinearConverter.Config, 
     Raises:
         LayerError: an entry that matches no layer, or no layer left.
     """
-    wanted = _matched(names, conversion.fqns, "fqns") if conversion.fqns else set(names)
-    chosen = {
-        name
-        for name in wanted - _matched(names, conversion.filter_fqns, "filter_fqns")
-        if not recipe.keeps(name)
-    }
+    found: dict[str, set[str]] = {"fqns": set(), "filter_fqns": set()}
+    for key, matched in found.items():
+        for entry in getattr(conversion, key):
+            glob = set(entry) & set("*?[")
+            some = {name for name in names if (fnmatchcase(name, entry) if glob else entry in name)}
+            if not some:
+                raise LayerError(
+                    f"{key}: {entry!r} matches no linear layer; the first is named {next(iter(names))!r}"
+                )
+            matched |= some
+    wanted = (found["fqns"] or set(names)) - found["filter_fqns"]
+    chosen = {name for name in wanted if not recipe.keeps(name)}
     if not chosen:
         raise LayerError(
             f"fqns, filter_fqns and keep_bf16 leave none of {len(names)} linear layers to convert"
         )
     return chosen
-
-
-def _matched(names: Collection[str], entries: Collection[str], key: str) -> set[str]:
-    found: set[str] = set()
-    for entry in entries:
-        glob = set(entry) & set("*?[")
-        some = {name for name in names if (fnmatchcase(name, entry) if glob else entry in name)}
-        if not some:
-            raise LayerError(
-                f"{key}: {entry!r} matches no linear layer; the first is named {next(iter(names))!r}"
-            )
-        found |= some
-    return found
 
 
 _GIVEN = ("_param_init", "_sharding_config")
@@ -180,8 +165,3 @@ class ModuleMXLinear(MXLinear, Module):
         for name in _GIVEN:
             if name in vars(source):
                 setattr(self, name, vars(source)[name])
-
-    def parallelize(self, parallel_dims: ParallelDims) -> None:
-        """Declare the layout of the weight to torchtitan; UnsupportedError where the layer would not be whole."""
-        require_whole_layers(parallel_dims.tp, parallel_dims.spmd_backend)
-        super().parallelize(parallel_dims)

@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.config.override import derive
 from torchtitan.distributed import ParallelDims
-from torchtitan.protocols.model_spec import ModelSpec
 
 from mxref.errors import UnsupportedError
 from mxref_torch.conversion.handle import Handle
@@ -49,11 +48,13 @@ def follow(
     for part in model_parts:
         if not converted(part):
             continue  # a stage of embeddings alone
-        _check_loss(part)
-        held = {id(parameter) for parameter in part.parameters()}
-        own = [
-            one for one in known if any(id(p) in held for group in one.param_groups for p in group["params"])
-        ]
+        if getattr(part, "_skip_lm_head", False) and isinstance(part.lm_head, MXLinear):
+            raise LayerError(
+                "lm_head is converted, and ChunkedLossWrapper would run it several times in a forward pass with the "
+                "same random bits; add 'lm_head' to filter_fqns, or set loss to CrossEntropyLoss.Config"
+            )
+        held = set(part.parameters())
+        own = [one for one in known if any(p in held for group in one.param_groups for p in group["params"])]
         handle = Handle(part)
         if mesh is not None:
             own[0].register_step_pre_hook(partial(_reduce_amaxes, part, mesh.get_group()))
@@ -77,14 +78,6 @@ def _reduce_amaxes(part: nn.Module, group: dist.ProcessGroup, *_: Any) -> None:
 def handles(model_parts: Iterable[nn.Module]) -> list[Handle]:
     """Return the handles that `follow` made for the parts of a model."""
     return [vars(part)["mxref_handle"] for part in model_parts if "mxref_handle" in vars(part)]
-
-
-def _check_loss(part: Any) -> None:
-    if getattr(part, "_skip_lm_head", False) and isinstance(part.lm_head, MXLinear):
-        raise LayerError(
-            "lm_head is converted, and ChunkedLossWrapper would run it several times in a forward pass with the same "
-            "random bits; add 'lm_head' to filter_fqns, or set loss to CrossEntropyLoss.Config"
-        )
 
 
 KEY = "mxref"
@@ -122,7 +115,9 @@ class MXCheckpointManager(CheckpointManager):
                 f"under another recipe; {_WAY_OUT}"
             ) from err
         if loaded and KEY in self.exclude_from_loading:
-            self.states[KEY].go_to(self.states["train_state"].step)
+            # Without a history the next step draws its own bits and makes FP8's scales anew.
+            for handle in self.states[KEY].handles:
+                handle.step = self.states["train_state"].step
         return loaded
 
 
@@ -137,11 +132,8 @@ class PlaceInTraining(Stateful):
         states = [handle.state_dict() for handle in self.handles]
         if not states:
             return {}
-        history: dict[str, torch.Tensor] = {}
-        for state in states:
-            history |= state["fp8"]
-        first = states[0]
-        return {"step": first["step"], "seed": first["seed"], "recipe": self._recipe, "fp8": history}
+        history = {name: tensor for state in states for name, tensor in state["fp8"].items()}
+        return {"step": states[0]["step"], "seed": states[0]["seed"], "recipe": self._recipe, "fp8": history}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state of a checkpoint.
@@ -155,23 +147,12 @@ class PlaceInTraining(Stateful):
                 f"{self._recipe}; convert it to the same recipe, or {_WAY_OUT}"
             )
         for handle in self.handles:
-            names = handle.state_dict()["fp8"]
-            handle.load_state_dict(
-                {
-                    "step": state["step"],
-                    "seed": state["seed"],
-                    "fp8": {name: state["fp8"][name] for name in names},
-                }
-            )
+            history = {name: state["fp8"][name] for name in handle.state_dict()["fp8"]}
+            handle.load_state_dict({"step": state["step"], "seed": state["seed"], "fp8": history})
 
     @property
     def _recipe(self) -> str:
         return str(getattr(self.handles[0].model, RECIPE))
-
-    def go_to(self, step: int) -> None:
-        """Set the step without a history: the next step draws its own bits and makes FP8's scales anew."""
-        for handle in self.handles:
-            handle.step = step
 
 
 _SPLIT_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
@@ -197,7 +178,15 @@ def prepare(config: Any) -> None:
             "use torchtitan's CheckpointManager.Config or a subclass of mxref_torch.torchtitan.MXCheckpointManager"
         )
     if config.model_spec is not None:
-        _follow_after_build(config.model_spec)
+        before = config.model_spec.post_optimizer_build_fn
+        if before is not follow and getattr(before, "func", None) is not _then_follow:
+            config.model_spec.post_optimizer_build_fn = partial(_then_follow, before) if before else follow
+
+
+def _then_follow(before: Any, *arguments: Any) -> None:
+    """Call what the model calls once its optimizers are built, and then `follow`."""
+    before(*arguments)
+    follow(*arguments)
 
 
 def _check(config: Any) -> None:
@@ -212,7 +201,17 @@ def _check(config: Any) -> None:
             "step; set training.disable_cuda_graphs"
         )
     parallelism = config.parallelism
-    require_whole_layers(parallelism.tensor_parallel_degree, parallelism.spmd_backend)
+    if parallelism.tensor_parallel_degree > 1:
+        raise UnsupportedError(
+            f"parallelism.tensor_parallel_degree = {parallelism.tensor_parallel_degree}: a converted layer needs its "
+            "whole weight, because blocks and Hadamard groups must not straddle ranks; set it to 1 and use FSDP, "
+            "context or pipeline parallelism"
+        )
+    if parallelism.spmd_backend == "full_dtensor":
+        raise UnsupportedError(
+            "parallelism.spmd_backend = 'full_dtensor' passes DTensors to the layers, and mxref's operators take plain "
+            "tensors; set 'partial_dtensor'"
+        )
     if config.debug.spmd_typechecking:
         raise UnsupportedError("debug.spmd_typechecking: mxref's operators have no SPMD types; switch it off")
     split = parallelism.pipeline_parallel_schedule in _SPLIT_BACKWARD
@@ -221,37 +220,3 @@ def _check(config: Any) -> None:
             "the pipeline schedule may run Dgrad and Wgrad as two backward passes, and a converted layer computes both "
             "in one; set parallelism.pipeline_parallel_schedule to 'Interleaved1F1B', '1F1B' or 'GPipe'"
         )
-
-
-def require_whole_layers(tensor_parallel_degree: int, spmd_backend: str) -> None:
-    """Raise UnsupportedError where a layer would get a part of its weight, or DTensors."""
-    if tensor_parallel_degree > 1:
-        raise UnsupportedError(
-            f"parallelism.tensor_parallel_degree = {tensor_parallel_degree}: a converted layer needs its whole weight, "
-            "because blocks and Hadamard groups must not straddle ranks; set it to 1 and use FSDP, context or "
-            "pipeline parallelism"
-        )
-    if spmd_backend == "full_dtensor":
-        raise UnsupportedError(
-            "parallelism.spmd_backend = 'full_dtensor' passes DTensors to the layers, and mxref's operators take plain "
-            "tensors; set 'partial_dtensor'"
-        )
-
-
-def _follow_after_build(spec: ModelSpec) -> None:
-    """Call `follow` after the function that the model calls already once its optimizers are built."""
-    before = spec.post_optimizer_build_fn
-    if before is follow or isinstance(before, _Both):
-        return
-    spec.post_optimizer_build_fn = follow if before is None else _Both(before)
-
-
-class _Both:
-    """A function that a model calls once its optimizers are built, and then `follow`."""
-
-    def __init__(self, before: Any) -> None:
-        self.before = before
-
-    def __call__(self, *arguments: Any) -> None:
-        self.before(*arguments)
-        follow(*arguments)
