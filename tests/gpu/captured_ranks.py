@@ -15,7 +15,7 @@ from mxref import get_backend
 from mxref.gemm import gemm_profile
 from mxref.recipe_files import load_recipe
 from mxref_torch import CapturedStep
-from mxref_torch.captured.graph import StepRunner
+from mxref_torch.captured.operations import StepRunner
 from mxref_training import steps
 from mxref_training.config import ParallelConfig
 from mxref_training.distributed.connect import connected, started_ranks

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpu.captured_ranks import uncaptured
 from mxref.cli import main
-from mxref_torch.captured.graph import StepRunner
+from mxref_torch.captured.operations import StepRunner
 from mxref_training import steps
 from mxref_training.distributed.connect import restarted
 

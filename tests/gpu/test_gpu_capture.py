@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from mxref_torch.captured.graph import capturing
+from mxref_torch.captured.operations import capturing
 
 FAILURES = 3
 

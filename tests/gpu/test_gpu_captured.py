@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from compiled_gradients import Model, recipe_of
 from mxref import get_backend
 from mxref_torch import CapturedStep, check_census, convert
-from mxref_torch.captured.graph import WARM_UP
+from mxref_torch.captured.operations import WARM_UP
 from mxref_torch.errors import LayerError
 
 WIDTH, BATCH, LENGTH, STEPS = 512, 4, 256, 7

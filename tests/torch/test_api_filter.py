@@ -59,7 +59,7 @@ def test_a_layer_draws_the_same_bits_whichever_others_are_chosen() -> None:
         (["*.up", "embed"], "filter_fn: 'embed' matches no"),
         ([], "a list of globs, got ..; the first linear layer"),
         (lambda module, name: False, "filter_fn chose none of 5 linear layers; the first .* 'blocks.0.up'"),
-        (lambda module, name: None, "filter_fn returned None for 'blocks.0.up'; return True"),
+        (lambda module, name: None, "filter_fn chose none of 5 linear layers"),
         (3, "filter_fn is a function, a glob or a list of globs, got 3"),
         ([3], "filter_fn is a function, a glob or a list of globs, got .3."),
     ],

@@ -275,7 +275,7 @@ def test_telemetry_and_the_search_see_an_input_by_name() -> None:
 
 def test_telemetry_refuses_a_model_without_converted_layers() -> None:
     model, x = made()
-    with pytest.raises(LayerError, match="the model has none; call mxref_torch.convert"), telemetry(model):
+    with pytest.raises(LayerError, match="no layer of the model is converted; call"), telemetry(model):
         model.layer(x).sum().backward()
     # The search needs no conversion.
     with find_nonfinite(model) as search:

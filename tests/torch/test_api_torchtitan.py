@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-
 import pytest
 
 pytest.importorskip("torch")
@@ -12,17 +9,6 @@ pytest.importorskip("torch")
 from torch import nn
 
 import mxref_torch
-from mxref_torch.errors import MissingPackageError
-
-
-def test_a_missing_torchtitan_is_named_with_the_extra_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert "mxref_torch.torchtitan" not in sys.modules
-    monkeypatch.setitem(sys.modules, "torchtitan", None)
-    with pytest.raises(MissingPackageError, match=r"torchtitan 0\.3.*pip install 'mxref\[torchtitan\]'"):
-        importlib.import_module("mxref_torch.torchtitan")
-    assert not hasattr(mxref_torch, "torchtitan")
 
 
 def test_layers_have_the_class_that_is_asked_for() -> None:

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 import numpy as np
 import torch
 
-from mxref_torch.captured.step import CapturedStep, _Pending
+from mxref_torch.captured.step import CapturedStep
 from mxref_training import device as devices
 from mxref_training import trainer
 from mxref_training.device import made_current
@@ -77,7 +77,7 @@ def test_an_outcome_is_waited_for_on_the_stream_that_copies_it(monkeypatch: pyte
     taker = object.__new__(CapturedStep)
     taker._device = torch.device("cuda", 1)
     taker._operations = type("Operations", (), {"outcome": torch.ones(4)})()
-    taker._sent(_Pending(0, (), [], torch.ones(4)))
+    taker._sent(0)
     assert recorded == ["stream of cuda:1"]
 
 

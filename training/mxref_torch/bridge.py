@@ -17,8 +17,7 @@ from mxref_torch.errors import LayerError
 class _Memory:
     """A CPU tensor's memory as NumPy reads it; an array made of it keeps the tensor alive.
 
-    `Tensor.numpy` would share the memory too, but marks it as never to be resized. Sharded training (FSDP2)
-    frees a gathered weight by resizing its storage to zero, and could not do so.
+    `Tensor.numpy` would mark the memory as never to be resized, as sharded training (FSDP2) frees a gathered weight.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -41,11 +40,7 @@ _TYPES = {
 
 
 def to_backend(tensor: torch.Tensor, backend: Backend) -> Any:
-    """Return a tensor as an array of the backend, sharing its memory.
-
-    Args:
-        tensor: any shape and strides; bfloat16 becomes ml_dtypes.bfloat16 for a NumPy backend.
-        backend: its `capabilities.arrays` says whether it takes torch tensors or NumPy arrays.
+    """Return a tensor, of any shape and strides, as an array of the backend, sharing its memory.
 
     The array is for the length of a call: the tensor's owner may free or refill its memory later.
 

@@ -15,7 +15,3 @@ class StepError(MxrefError, RuntimeError):
 
 class ShadowError(ConformanceError):
     """An answer of the backend during training that differs from the reference's."""
-
-
-class MissingPackageError(MxrefError, ImportError):
-    """A package that an integration needs and that is not installed, or not in the version that it needs."""

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from mxref.errors import DtypeError
-from mxref.formats import BLOCK_FORMATS, BlockFormat, BlockShape
+from mxref.formats import BLOCK_FORMATS, BlockFormat
 from mxref.mxarray import MXArray
-from mxref.steps.hadamard import Rotation
 
 
 def _element_type(block_format: BlockFormat) -> torch.dtype | None:
@@ -29,15 +28,11 @@ def _element_type(block_format: BlockFormat) -> torch.dtype | None:
 
 
 def to_torch(q: MXArray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the elements and shared scales of `q` under torch's types, sharing its memory.
+    """Return the elements and shared scales of `q`, of NumPy arrays or torch tensors, under torch's types.
 
-    Args:
-        q: an MXArray of NumPy arrays or torch tensors, K elements along its block axis.
-
-    Returns:
-        The elements, and float8_e8m0fnu [rows..., K / k], the block axis last. The elements of MXFP4 are
-        float4_e2m1fn_x2 [rows..., K / 2] (element 2i in the low nibble), those of MXFP8 float8_e4m3fn or
-        float8_e5m2 [rows..., K].
+    Memory is shared. The block axis, of K elements, is last. Elements of MXFP4 are float4_e2m1fn_x2 [rows..., K / 2]
+    (element 2i in the low nibble), those of MXFP8 float8_e4m3fn or float8_e5m2 [rows..., K], and scales float8_e8m0fnu
+    [rows..., K / k].
 
     Raises:
         DtypeError: torch has no type for the elements.
@@ -45,34 +40,20 @@ def to_torch(q: MXArray) -> tuple[torch.Tensor, torch.Tensor]:
     element_type = _element_type(q.format)
     if element_type is None:
         raise DtypeError(f"torch has no type for the elements of {q.format.title}; use the codes themselves")
-    codes, scales = (_as_bytes(array) for array in (q.codes, q.scales))
+    codes, scales = (
+        each if isinstance(each, torch.Tensor) else torch.from_numpy(np.require(each, requirements=["W"]))
+        for each in (q.codes, q.scales)
+    )
     return codes.view(element_type), scales.view(torch.float8_e8m0fnu)
 
 
 def from_torch(
-    elements: torch.Tensor,
-    scales: torch.Tensor,
-    *,
-    shape: tuple[int, ...] | None = None,
-    axis: int = -1,
-    block: BlockShape = BlockShape.ROW,
-    prescale: bool = False,
-    rotation: Rotation | None = None,
+    elements: torch.Tensor, scales: torch.Tensor, *, shape: tuple[int, ...] | None = None, **fields: Any
 ) -> MXArray:
-    """Return the MXArray of torch's types, sharing their memory; the inverse of `to_torch`.
+    """Return the MXArray of what `to_torch` returns, sharing memory: NumPy arrays for CPU tensors, uint8 for others.
 
-    Args:
-        elements: float4_e2m1fn_x2 [rows..., K / 2], or float8_e4m3fn or float8_e5m2 [rows..., K]; the type
-            gives the format.
-        scales: float8_e8m0fnu [rows..., K / k].
-        shape: shape of the quantized tensor in its own axis order; default [rows..., K].
-        axis: its block axis.
-        block: what shares one scale.
-        prescale: whether the elements carry the prescale of their format.
-        rotation: the Hadamard transform that the elements carry.
-
-    Returns:
-        An MXArray of NumPy arrays for CPU tensors, of uint8 tensors for others.
+    The type of the elements gives the format. `shape` is that of the quantized tensor in its own axis order, by default
+    [rows..., K]; `fields` are other fields of the MXArray: axis (default -1), block, prescale and rotation.
 
     Raises:
         DtypeError: other types.
@@ -89,13 +70,7 @@ def from_torch(
     codes, scale_codes = elements.view(torch.uint8), scales.view(torch.uint8)
     if shape is None:
         shape = (*codes.shape[:-1], codes.shape[-1] * 8 // block_format.element.bits)
-    placement = tuple(shape), axis, block, prescale, rotation, block_format
+    given: dict[str, Any] = {"shape": tuple(shape), "axis": -1, "format": block_format} | fields
     if codes.device.type == "cpu":
-        return MXArray(codes.numpy(), scale_codes.numpy(), *placement)
-    return MXArray(codes, scale_codes, *placement)
-
-
-def _as_bytes(array: Any) -> torch.Tensor:
-    if isinstance(array, torch.Tensor):
-        return array
-    return torch.from_numpy(np.require(array, requirements=["W"]))
+        return MXArray(codes.numpy(), scale_codes.numpy(), **given)
+    return MXArray(codes, scale_codes, **given)

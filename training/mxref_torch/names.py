@@ -27,21 +27,12 @@ _HOLDS_MODULE = (
 )
 
 
-def require_module(model: Any) -> nn.Module:
-    """Return a model; LayerError for anything but a module of PyTorch."""
-    if not isinstance(model, nn.Module):
-        raise LayerError(f"expected a model, which is a torch.nn.Module, got {type(model).__name__}")
-    return model
-
-
 def model_of(model: Any) -> nn.Module:
     """Return the model of a handle that `convert` returned, and a model itself; LayerError for anything else."""
-    return require_module(model if isinstance(model, nn.Module) else getattr(model, "model", model))
-
-
-def is_wrapped(parent: nn.Module, child: str) -> bool:
-    """Return whether a parent wraps this child, so that the child's attribute is left out of names."""
-    return child in _WRAPPED or (child == "module" and isinstance(parent, _HOLDS_MODULE))
+    module = model if isinstance(model, nn.Module) else getattr(model, "model", model)
+    if not isinstance(module, nn.Module):
+        raise LayerError(f"expected a model, which is a torch.nn.Module, got {type(module).__name__}")
+    return module
 
 
 def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -55,7 +46,8 @@ def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield name, module
         for child_name, child in module._modules.items():
             if child is not None:
-                inner = name if is_wrapped(module, child_name) else f"{name}.{child_name}".lstrip(".")
+                wraps = child_name == "module" and isinstance(module, _HOLDS_MODULE)
+                inner = name if wraps or child_name in _WRAPPED else f"{name}.{child_name}".lstrip(".")
                 yield from walk(child, inner)
 
     yield from walk(model, "")
@@ -78,13 +70,13 @@ def is_sharded(model: nn.Module) -> bool:
     return any(hasattr(module, "set_reshard_after_backward") for module in model.modules())
 
 
-def named_linears(model: nn.Module) -> dict[str, nn.Linear]:
-    """Return every linear module by its name, converted or not, in definition order.
+def named_linears(model: Any) -> dict[str, nn.Linear]:
+    """Return every linear module of a model, or of its handle, by its name, converted or not, in definition order.
 
     A Conv1D of Transformers, as GPT-2 has it, is one too. It has the weight and the bias of an nn.Linear; for its
     widths, ask `widths`.
     """
-    return {name: module for name, module in named_modules(require_module(model)) if _is_linear(module)}
+    return {name: module for name, module in named_modules(model_of(model)) if _is_linear(module)}
 
 
 def widths(linear: nn.Module) -> tuple[int, int]:

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from mxref_torch.errors import LayerError
-from mxref_torch.layer.fp8 import FORMATS, Fp8Scales
+from mxref_torch.layer.fp8 import advance_scales
 from mxref_torch.layer.linear import MXLinear, converted
-from mxref_torch.names import is_sharded, named_modules, named_parameters, some
+from mxref_torch.names import is_sharded, named_parameters, some
 
 
 def check_master_weights(model: nn.Module, layers: Collection[nn.Module]) -> None:
@@ -51,34 +51,30 @@ def advance(model: nn.Module) -> None:
         StepError: the recipe draws random bits or has a schedule, and the training step before this one had the same
             number.
     """
-    layers = list(converted(model).values())
-    check_master_weights(model, layers)
-    for context in {id(layer.context): layer.context for layer in layers}.values():
-        first = context.close_step(any(layer.draws for layer in layers if layer.context is context))
-        if first and (names := _never_ran(model)):
+    layers = converted(model)
+    check_master_weights(model, layers.values())
+    for context in {id(layer.context): layer.context for layer in layers.values()}.values():
+        draws = any(layer.draws for layer in layers.values() if layer.context is context)
+        silent = [name for name, own in layers.items() if own.low_precision and not own.census.ran]
+        if context.close_step(draws) and silent:
             warnings.warn(
-                f"converted layers that never ran in the first step: {some(names)}; a module that reads "
+                f"converted layers that never ran in the first step: {some(silent)}; a module that reads "
                 "their weights directly computes in its own precision (check_census raises an error instead)",
                 stacklevel=2,
             )
-    for layer in layers:
-        layer.advance()
+    for layer in layers.values():
+        layer.release_weight()
+    advance_scales(layer.fp8 for layer in layers.values() if hasattr(layer, "fp8"))
 
 
 def restart(model: nn.Module) -> None:
     """Discard what the current step has left in a converted model, so that the step can be repeated.
 
-    Call it too when weights were changed by something other than an optimizer step or `load_state_dict`, before a
-    forward pass under a step number that was trained before.
+    Call it too when weights were changed by something other than an optimizer step or `load_state_dict`.
     """
     for layer in converted(model).values():
         layer.context.reopen_step()
         layer.restart()
-
-
-def _never_ran(model: nn.Module) -> list[str]:
-    """Return the names of the low-precision layers none of whose GEMMs ever ran."""
-    return [name for name, own in converted(model).items() if own.low_precision and not own.census.ran]
 
 
 KEYS = ("scale", "amax")
@@ -92,56 +88,45 @@ def fp8_history(model: nn.Module, of_regions: bool | None = None) -> dict[str, t
     recipe have used (True), or what layers have by their own recipe (False).
     """
     return {
-        f"{name}.{key}": getattr(module, key)
-        for name, module in named_modules(model)
-        if isinstance(module, Fp8Scales) and module.delayed and of_regions in (None, module.of_region)
+        f"{name}.fp8.{key}": getattr(layer.fp8, key)
+        for name, layer in converted(model).items()
+        if hasattr(layer, "fp8") and of_regions in (None, _of_region(layer))
         for key in KEYS
     }
+
+
+def _of_region(layer: MXLinear) -> bool:
+    """Return whether only regions have used a layer's history: none of its own GEMMs reads it."""
+    return all(gemm.scales is not layer.fp8 for gemm in layer.gemms.values())
 
 
 def load_fp8_history(
     model: nn.Module, tensors: Mapping[str, torch.Tensor], regions: Mapping[str, torch.Tensor] | None = None
 ) -> None:
-    """Restore what `fp8_history` returned.
+    """Restore what `fp8_history` returned: what layers have by their own recipe, and what only regions have used.
 
-    Args:
-        model: converted.
-        tensors: the history that layers have by their own recipe.
-        regions: the history that only regions have used. A layer that has none gets one, and one that is not given is
-            forgotten.
+    A layer that has no history of regions gets one, and one that is not given is forgotten.
 
     Raises:
-        LayerError: names or shapes that are not the model's; nothing is then changed.
+        LayerError: names that are not the model's; nothing is then changed.
     """
-    regions, own = regions or {}, fp8_history(model, of_regions=False)
-    layers = {f"{name}.fp8": layer for name, layer in converted(model).items()}
-    foreign = {name for name in regions if not _of_a_region(name, layers, own)}
+    regions, own, layers = regions or {}, fp8_history(model, of_regions=False), converted(model)
+    possible = {f"{name}.fp8.{key}" for name in layers for key in KEYS} - own.keys()
     for what, names in (
         ("has none for", own.keys() - tensors.keys()),
-        ("names", (tensors.keys() - own.keys()) | foreign),
+        ("names", (tensors.keys() - own.keys()) | (regions.keys() - possible)),
     ):
         if names:
             raise LayerError(
                 f"the saved FP8 history {what} {min(names)!r}, so it is of another model or recipe; "
                 "convert the model to the recipe that was saved"
             )
-    for name, tensor in (*tensors.items(), *regions.items()):
-        if tensor.shape != (len(FORMATS),) or tensor.dtype != torch.float32:
-            raise LayerError(
-                f"the saved {name} is {tensor.dtype} {list(tensor.shape)}, and {torch.float32} {[len(FORMATS)]} is "
-                "expected"
-            )
-    for name in regions:
-        layers[name.rpartition(".")[0]].history()
-    for module in model.modules():
-        if isinstance(module, Fp8Scales) and module.of_region:
-            module.reset_parameters()
-    own = fp8_history(model)
-    for name, tensor in (*tensors.items(), *regions.items()):
-        own[name].copy_(tensor)
-
-
-def _of_a_region(name: str, layers: Mapping[str, MXLinear], own: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether a name can be of a history that only regions have used."""
-    owner, _, key = name.rpartition(".")
-    return owner in layers and key in KEYS and name not in own
+    given = {**tensors, **regions}
+    for name, layer in layers.items():
+        if any(f"{name}.fp8.{key}" in regions for key in KEYS):
+            layer.history()
+        if hasattr(layer, "fp8") and _of_region(layer):
+            layer.fp8.reset_parameters()
+    held = fp8_history(model)
+    for name, tensor in given.items():
+        held[name].copy_(tensor)

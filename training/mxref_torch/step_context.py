@@ -27,11 +27,7 @@ from mxref_torch.errors import LayerError, StepError
 
 
 def recipe_by_layer(recipe: Recipe, names: Collection[str]) -> dict[str, Recipe]:
-    """Return the recipe of each linear layer of a model by its name; the recipe has no schedule.
-
-    Raises:
-        LayerError: a glob that matches nothing, blocks that the model has not, or an entry without effect.
-    """
+    """Return the recipe of each layer by its name, of a recipe without a schedule; LayerError if it does not fit."""
     try:
         for glob in recipe.keep_bf16:
             if glob not in Recipe.keep_bf16:
@@ -44,81 +40,28 @@ def recipe_by_layer(recipe: Recipe, names: Collection[str]) -> dict[str, Recipe]
 class RecipeSchedule:
     """The phases of a run, and the recipe of each layer in each of them.
 
-    A context holds it and enters the phase of a step when its `step` is set.
-
-    Raises:
-        RecipeError: phases that overlap, are empty or lie beyond the run; or a schedule in shares of the run
-            without `steps`.
-        LayerError: a recipe that does not fit the model's layers, as in `recipe_by_layer`.
+    RecipeError for a schedule that does not fit the run's `steps`, LayerError for one that does not fit the layers.
     """
 
     def __init__(self, recipe: Recipe, names: Collection[str], steps: int | None = None) -> None:
         self.spans: tuple[Span, ...] = recipe.spans(steps)
         self.recipes = tuple(recipe_by_layer(span.recipe, names) for span in self.spans)
         self.names = tuple(names)
-        self._entered = 0
-        # `LayerState`s by their index among all linear layers.
-        self._layers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy or a pickle without the layers; their copies join the copy."""
-        return {**vars(self), "_layers": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the state of `__getstate__`."""
-        vars(self).update(state, _layers=weakref.WeakValueDictionary())
+        self.phase = 0
+        """Number of the phase in force."""
 
     @property
     def span(self) -> Span:
         """The phase that the current step belongs to."""
-        return self.spans[self._entered]
+        return self.spans[self.phase]
 
-    @property
-    def changes(self) -> bool:
-        """Whether there is more than one phase."""
-        return len(self.spans) > 1
-
-    def join(self, index: int, layer: Any) -> None:
-        """Take a layer that has its recipe of the phase in force, by its index among all linear layers."""
-        self._layers[index] = layer
-
-    def enter(self, step: int) -> None:
-        """Give every layer its recipe at an optimizer step; nothing happens within a phase.
-
-        The FP8 scales of a layer whose recipe changes start anew; a layer that has an equal recipe in both phases
-        goes on with its own.
-
-        Raises:
-            StepError: the step before is not closed by `advance`, or the phase ends within a region of another recipe;
-                no layer's recipe has then changed.
-        """
-        found = self._place(step)
-        if found != self._entered:
-            if any(layer.in_region for layer in self._layers.values()):
-                raise StepError(
-                    f"step {step} begins the phase {self.spans[found].name!r} within `with mxref_torch.recipe(...)`: "
-                    "leave the region before the phase changes"
-                )
-            turning = [
-                (layer, self.recipes[found][self.names[index]])
-                for index, layer in sorted(self._layers.items(), key=lambda item: item[0])
-            ]
-            for layer, recipe in turning:
-                layer.check_use(recipe)
-            for layer, recipe in turning:
-                layer.use(recipe)
-            self._entered = found
-
-    def _place(self, step: int) -> int:
+    def phase_at(self, step: int) -> int:
+        """Return the number of the phase that a step lies in."""
         return max(i for i, span in enumerate(self.spans) if span.first <= max(step, 0))
-
-    def turns(self, step: int) -> bool:
-        """Return whether a step lies in another phase than the one in force."""
-        return self._place(step) != self._entered
 
     def begins(self, step: int) -> str | None:
         """Return the name of the phase whose first step this is; None if there is none, or only one phase."""
-        return next((span.name for span in self.spans if self.changes and span.first == step), None)
+        return next((span.name for span in self.spans if len(self.spans) > 1 and span.first == step), None)
 
 
 _LEAST = {"step": 0, "token_origin": 0, "global_tokens": 1}
@@ -143,8 +86,8 @@ class StepContext:
     Tokens of the whole optimizer step over all ranks, or None for those of the tensor itself. A handle that follows an
     optimizer sets it to 2^30, so that bits do not depend on the number of tokens.
     """
-    layers: list[operators.LayerCensus] = field(default_factory=list)
-    """The census of each layer, in the order of layer indices."""
+    layers: Any = field(default_factory=weakref.WeakKeyDictionary)
+    """The layers that exist, in the order in which they were made. A copy of one takes no other with it."""
     sole_uses: Mapping[Any, torch.Tensor] = field(default_factory=dict)
     """Weights to whose `.grad` Wgrad adds in place, by node, from `mxref_torch.sole_uses`. Autograd adds the others."""
     schedule: RecipeSchedule | None = None
@@ -153,7 +96,8 @@ class StepContext:
     def __post_init__(self) -> None:
         Stream(self.seed)  # checks its range
         self.backend_key = operators.register_backend(self.backend)
-        self._closed: int | None = None
+        self.closed: int | None = None
+        """The last optimizer step that was closed; a CUDA graph that was replayed has closed its own."""
         self._warned = False
         self._streams: dict[int, torch.Tensor] = {}  # of all layers, by operand
 
@@ -164,9 +108,7 @@ class StepContext:
         """
         if operators.draws_by_layer(spec):
             return operators.stream_words(self.seed, index, operand)
-        if operand not in self._streams:
-            self._streams[operand] = operators.stream_words(self.seed, 0, operand)
-        return self._streams[operand]
+        return self._streams.setdefault(operand, operators.stream_words(self.seed, 0, operand))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _LEAST and not (name == "global_tokens" and value is None):
@@ -174,20 +116,40 @@ class StepContext:
             if not whole or value < _LEAST[name]:
                 raise LayerError(f"{name} = {value!r}, but it must be a whole number from {_LEAST[name]}")
         if name == "step" and self.schedule is not None:
-            self.schedule.enter(value)
+            self._enter_phase(value)
         super().__setattr__(name, value)
         if name in _LEAST:
             # A new tensor each time: a backward pass still to come keeps that of its forward.
             self.batch_place = operators.batch_place(self.step, self.token_origin, self.global_tokens)
 
+    def _enter_phase(self, step: int) -> None:
+        """Give every layer its recipe at an optimizer step; nothing happens within a phase.
+
+        The FP8 scales of a layer whose recipe changes start anew. Where StepError is raised, no recipe has changed.
+        """
+        schedule = self.schedule
+        if schedule is None or (phase := schedule.phase_at(step)) == schedule.phase:
+            return
+        if any(layer.in_region for layer in self.layers):
+            raise StepError(
+                f"step {step} begins the phase {schedule.spans[phase].name!r} within `with mxref_torch.recipe(...)`: "
+                "leave the region before the phase changes"
+            )
+        turning = [(layer, schedule.recipes[phase][schedule.names[layer.index]]) for layer in self.layers]
+        for layer, recipe in turning:
+            layer.check_use(recipe)
+        for layer, recipe in turning:
+            layer.use(recipe)
+        schedule.phase = phase
+
     @property
     def follows_schedule(self) -> bool:
         """Whether layers change their recipes during the run, so that the step has to be right."""
-        return self.schedule is not None and self.schedule.changes
+        return self.schedule is not None and len(self.schedule.spans) > 1
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy or a pickle; a backend that can be found by its name is stored as its name."""
-        state = dict(vars(self))
+        """Return the state of a copy or a pickle, with a backend that can be found by its name as its name."""
+        state = vars(self) | {"layers": None}
         with suppress(MxrefError):
             if get_backend(self.backend.name) is self.backend:
                 state["backend"] = self.backend.name
@@ -195,7 +157,7 @@ class StepContext:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the state of `__getstate__`, in this process or another."""
-        vars(self).update(state)
+        vars(self).update(state, layers=weakref.WeakKeyDictionary())
         if isinstance(state["backend"], str):
             self.backend = get_backend(state["backend"])
         self.backend_key = operators.register_backend(self.backend)
@@ -204,38 +166,40 @@ class StepContext:
     def census(self) -> operators.Census:
         """GEMMs of all layers that ran since `reset_census`."""
         total: operators.Census = Counter()
-        for own in self.layers:
-            total.update(own)
+        for layer in self.layers:
+            total.update(layer.census)
         return total
 
     def reset_census(self) -> None:
         """Forget the GEMMs counted so far."""
-        for own in self.layers:
-            own.clear()
+        for layer in self.layers:
+            layer.census.clear()
 
     def counted(self) -> list[tuple[operators.Census, bool]]:
         """Return what was counted so far, for `set_counted`."""
-        return [(Counter(own), own.ran) for own in self.layers]
+        return [(Counter(layer.census), layer.census.ran) for layer in self.layers]
 
     def set_counted(self, counted: list[tuple[operators.Census, bool]]) -> None:
         """Set the census to what `counted` returned."""
-        for own, (held, ran) in zip(self.layers, counted, strict=True):
-            own.clear()
-            own.update(held)
-            own.ran = ran
+        self.reset_census()
+        for layer, (held, ran) in zip(self.layers, counted, strict=True):
+            layer.census.update(held)
+            layer.census.ran = ran
+
+    @property
+    def trained(self) -> bool:
+        """Whether a GEMM of a backward pass ran since the last optimizer step."""
+        return any(layer.census.trained for layer in self.layers)
 
     def close_step(self, draws: bool) -> bool:
         """Close an optimizer step; return whether it is the first step that trained anything.
 
-        Args:
-            draws: whether the layers draw random bits.
-
         Raises:
-            StepError: they do or the recipe has a schedule, and the step before it had the same number.
+            StepError: layers draw random bits or the recipe has a schedule, and the step had the number of the last.
         """
-        if not any(own.trained for own in self.layers):
+        if not self.trained:
             return False
-        if self._closed == self.step:
+        if self.closed == self.step:
             if draws:
                 raise StepError(
                     f"step {self.step} was already trained, and its random bits were drawn again: {WAY_OUT}; after a "
@@ -243,23 +207,19 @@ class StepContext:
                 )
             if self.follows_schedule:
                 raise StepError(stood_still(self.step))
-        for own in self.layers:
-            own.trained = False
-        first, self._closed = self._closed is None, self.step
+        first = self.closed is None
+        self.reopen_step()
+        self.closed = self.step
         return first
 
     @property
     def next_step(self) -> int:
         """Number of the next optimizer step: one more than `step` where that step was closed."""
-        return self.step + (self._closed == self.step)
-
-    def note_closed(self) -> None:
-        """Record that a CUDA graph has taken the step: a replay does not close a step in Python."""
-        self._closed = self.step
+        return self.step + (self.closed == self.step)
 
     def note_next_step(self) -> None:
         """Warn once if the weights were updated and `mxref_torch.advance` has closed no step."""
-        if self._closed is not None or self._warned or not any(own.trained for own in self.layers):
+        if self.closed is not None or self._warned or not self.trained:
             return
         self._warned = True
         warnings.warn(
@@ -272,9 +232,9 @@ class StepContext:
 
     def reopen_step(self) -> None:
         """Forget the last optimizer step, so that its number may be used again."""
-        self._closed = None
-        for own in self.layers:
-            own.trained = False
+        self.closed = None
+        for layer in self.layers:
+            layer.census.trained = False
 
 
 def in_backward() -> bool:

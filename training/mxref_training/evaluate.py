@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import mxref_torch
-from mxref_torch.captured.graph import capturing
+from mxref_torch.captured.operations import capturing
 from mxref_training.data import sequential_batches
 from mxref_training.distributed.share import ALONE, Share, added
 from mxref_training.model.loss import cross_entropy

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from mxref_torch.captured.graph import capturing
+from mxref_torch.captured.operations import capturing
 
 POOL = (0, 7)
 STREAM = SimpleNamespace(device=torch.device("cpu"), device_index=3)

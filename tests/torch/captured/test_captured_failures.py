@@ -122,8 +122,6 @@ def test_an_optimizer_whose_state_is_loaded_is_captured_anew(monkeypatch: pytest
     monkeypatch.setattr(take._runner, "_captured", Graph)
     for batch in BATCHES[:3]:
         take(batch)
-    with pytest.raises(StepError, match="call finish\\(\\) before optimizer.load_state_dict"):
-        optimizer.load_state_dict(optimizer.state_dict())
     take.finish()
     state = optimizer.state_dict()
     for group in state["param_groups"]:
@@ -134,9 +132,6 @@ def test_an_optimizer_whose_state_is_loaded_is_captured_anew(monkeypatch: pytest
         take(batch)
     assert captured == [2, 5]
     take.finish()
-    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
-    with pytest.raises(LayerError, match="has 2 groups of parameters, and had 1 when"):
-        take(BATCHES[0])
 
 
 def test_a_phase_that_cannot_begin_changes_no_layer() -> None:

@@ -154,7 +154,7 @@ def test_current_scaling_has_no_state_and_uses_the_tensor_itself():
         assert q.inverse.numpy() == np.float32(1) / scale
         np.testing.assert_equal(q.amax.item(), np.float32(amax))
         scales.record_amax("dy", q.amax)
-        scales.advance()
+        advance_scales([scales])
 
 
 @pytest.mark.clause("fp8.delayed", "fp8.scale", evidence="known answer")
@@ -171,7 +171,7 @@ def test_delayed_scaling_over_steps():
             assert_same_codes(bits_of(q.data), scalar_cast(x.numpy(), scale, "x"), "x")
             scales.record_amax("x", q.amax)
             scales.record_amax("x", q.amax)  # recomputation sees it again
-        scales.advance()
+        advance_scales([scales])
         in_force = scalar_scale(np.max(micro_batches), "x", 1.0 if in_force is None else in_force)
         assert scales.scale[0].item() == in_force
     # The steps with amax 0, inf and NaN kept the scale of amax 0.5; the last two gave their own.
@@ -231,7 +231,7 @@ def test_a_first_step_without_a_usable_amax_leaves_scale_one():
     scales = Fp8Scales(Fp8Scaling.DELAYED)
     scales.record_amax("x", torch.tensor(0.0))
     scales.record_amax("w", torch.tensor(float("nan")))
-    scales.advance()
+    advance_scales([scales])
     assert scales.scale.tolist() == [1.0, 1.0, 0.0]  # dY was not seen: its first step is still to come
     q = scales.quantize("dy", torch.tensor([4.0]))
     assert q.inverse.item() == np.float32(1) / np.float32(57344 / 4)

@@ -13,7 +13,7 @@ from torch import nn
 from layer_setup import IN, LAYER, OUT, SEED, build, recipe_of, tensors
 from mxref import Stream, UnsupportedError, quantize
 from mxref.capabilities import every_gemm
-from mxref.errors import RecipeError, ShapeError
+from mxref.errors import RecipeError
 from mxref.formats import BF16, FP8, MXFP4, MXFP8_E4M3, MXFP8_E5M2
 from mxref.placement import Placement
 from mxref.recipe import GemmProfile
@@ -127,16 +127,18 @@ SR = {"e4m3": {"all": {"format": E4M3, "rounding": "sr", "sr_bits": 4}},
 class Nearest(ReferenceBackend):
     name = "nearest"
 
-    def quantize(self, x, spec, **kwargs):
-        return super().quantize(x, replace(spec, rounding=Rounding.RNE), **kwargs)
+    def _quantize(self, x, plan):
+        return super()._quantize(
+            x, replace(plan, spec=replace(plan.spec, rounding=Rounding.RNE), stream=None)
+        )
 
 
 class Repeating(ReferenceBackend):
     name = "repeating"
 
-    def quantize(self, x, spec, *, placement, **kwargs):
-        stream = replace(placement.stream, step=0)
-        return super().quantize(x, spec, placement=replace(placement, stream=stream), **kwargs)
+    def _quantize(self, x, plan):
+        stream = plan.stream and replace(plan.stream, step=0)
+        return super()._quantize(x, replace(plan, stream=stream))
 
 
 @pytest.mark.parametrize("name", SR)
@@ -177,10 +179,8 @@ def test_a_weight_shard_draws_the_bits_of_its_place(format):
             assert torch.equal(made.scales, torch.from_numpy(q.scales[taken, part]))
 
 
-def test_a_place_has_two_axes_and_a_tensor():
+def test_a_place_is_that_of_a_tensor():
     model, _ = build(recipe_of({}))
-    with pytest.raises(ShapeError, match=r"two axes, got origin \(0,\)"):
-        model.layer.lies_at("w", Placement(origin=(0,), global_shape=(4,)))
     with pytest.raises(LayerError, match="no tensor of a linear layer is named 'y'; take x, w, dy"):
         model.layer.lies_at("y", Placement())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ import mxref_torch
 from mxref.formats import E4M3
 from mxref.recipe import Recipe
 from mxref.roles import GemmRole
-from mxref_torch import operators
+from mxref_torch import operators, optimizer_step
 from mxref_torch.layer import fp8
 from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_torch.layer.linear import MXLinear
@@ -70,18 +70,19 @@ def last_amax(patch: Patch) -> None:
     patch.setattr(Fp8Scales, "record_amax", record_amax)
 
 
-_advance = Fp8Scales.advance
+_advance_scales = optimizer_step.advance_scales
 
 
 def _after(change: Callable[[Fp8Scales, torch.Tensor, torch.Tensor], Any]) -> Plant:
     """`change` gives the next scales from the history, the scales and the amax before."""
 
-    def advance(self: Fp8Scales) -> None:
-        before, amax = self.scale.clone(), self.amax.clone()
-        _advance(self)
-        self.scale.copy_(change(self, before, amax))
+    def advance_scales(scales: Iterable[Fp8Scales]) -> None:
+        held = [(each, each.scale.clone(), each.amax.clone()) for each in scales]
+        _advance_scales(each for each, *_ in held)
+        for each, before, amax in held:
+            each.scale.copy_(change(each, before, amax))
 
-    return lambda patch: patch.setattr(Fp8Scales, "advance", advance)
+    return lambda patch: patch.setattr(optimizer_step, "advance_scales", advance_scales)
 
 
 unseen_loses_its_scale = _after(lambda self, before, amax: torch.where(amax < 0, 0.0, self.scale))

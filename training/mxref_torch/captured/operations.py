@@ -1,25 +1,26 @@
-"""The operations of a step, none of which waits for the device, and the ranks that take the step together.
+"""The operations of a step, the ranks that take it together, and its capture as one CUDA graph.
 
-All of `StepOperations.run` is captured as a CUDA graph: it may not read a value, print, or depend on one.
+All of `StepOperations.run` is captured: it may not wait for the device, read a value, print, or depend on one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from mxref_torch import operators
 from mxref_torch.conversion.convert import weights_held
 from mxref_torch.errors import LayerError
-from mxref_torch.layer.fp8 import Fp8Scales, advance_scales
+from mxref_torch.layer.fp8 import advance_scales
 from mxref_torch.layer.linear import converted, sole_uses
 from mxref_torch.names import named_parameters
-from mxref_torch.optimizer_step import require_float32, restart
+from mxref_torch.optimizer_step import restart
 from mxref_torch.step_context import StepContext
 
 
@@ -67,14 +68,12 @@ class Survey(NamedTuple):
 class Team:
     """The ranks that take a step together; this class is for a single process.
 
-    A subclass adds over ranks. Its methods run inside a CUDA graph, so they may not wait for the device, and they are
-    called on every rank in the same order.
+    The methods of a subclass, which adds over ranks, are captured too, and called on every rank in the same order.
     """
 
     index = 0
-    """Number of this rank's part of each micro-batch."""
     parts = 1
-    """How many parts a micro-batch has."""
+    """Number of this rank's part of each micro-batch, and how many parts it has."""
 
     def own(self, tensor: Tensor) -> Tensor:
         """Return the part of a tensor that lies on this rank."""
@@ -86,13 +85,7 @@ class Team:
         yield
 
     def survey(self, losses: Tensor, gradients: list[Tensor], exceeded: Tensor) -> Survey:
-        """Return the outcome of the step.
-
-        Args:
-            losses: of this rank's parts, float32.
-            gradients: of the parameters, in their order.
-            exceeded: whether an operand of this rank left the range.
-        """
+        """Return the outcome of the step, from this rank's losses, gradients, and whether it left the range."""
         norms = torch.stack(torch._foreach_norm(gradients))
         norm = torch.linalg.vector_norm(norms)
         return Survey(losses, norm, last_nonfinite(norms), exceeded)
@@ -134,11 +127,7 @@ class StepOperations:
         clip: float,
         team: Team = ALONE,
     ) -> None:
-        """Prepare the memory of a step; arguments as of `CapturedStep`.
-
-        Raises:
-            LayerError: the model is not on one device.
-        """
+        """Prepare the memory of a step, with arguments as of `CapturedStep`; LayerError for several devices."""
         self.model, self.context = model, context
         self._optimizer, self._loss = optimizer, loss
         self._tokens, self._micro_batches, self._clip, self._team = tokens, micro_batches, clip, team
@@ -148,7 +137,7 @@ class StepOperations:
         if len(devices) != 1:
             raise LayerError(f"CapturedStep takes a model on one device, got {sorted(map(str, devices))}")
         (self.device,) = devices
-        self._names, self.parameters = zip(*trained, strict=True)
+        self.names, self.parameters = zip(*trained, strict=True)
         self.number = torch.zeros(1, dtype=torch.int64, device=self.device)
         """Number of the step, as kernels read it."""
         self.withheld = torch.zeros((), dtype=torch.bool, device=self.device)
@@ -164,10 +153,6 @@ class StepOperations:
         for own, tensor in zip(self.inputs, batch, strict=True):
             to_gpu = own.device.type == "cuda" and tensor.device.type == "cpu"
             own.copy_(tensor.pin_memory() if to_gpu else tensor, non_blocking=True)
-
-    def check_masters(self) -> None:
-        """Raise LayerError unless all trained weights are float32."""
-        require_float32(zip(self._names, self.parameters, strict=True))
 
     def forget_gradients(self) -> None:
         """Remove the gradients of all parameters."""
@@ -222,9 +207,7 @@ class StepOperations:
         finally:
             del self._optimizer.found_inf  # type: ignore[attr-defined]
         team.share_scales(self.model)
-        advance_scales(
-            (module for module in self.model.modules() if isinstance(module, Fp8Scales)), self.withheld
-        )
+        advance_scales((layer.fp8 for layer in self.layers if hasattr(layer, "fp8")), self.withheld)
         self.outcome.copy_(torch.cat([losses, norm[None], last[None], exceeded[None]]))
 
     def read(self, step: int, host: Tensor) -> tuple[StepOutcome, bool]:
@@ -232,7 +215,7 @@ class StepOperations:
         *losses, norm, first, exceeded = host.tolist()
         if not math.isfinite(sum(losses)):
             norm = math.nan
-        name = self._names[self._graded[int(first)]] if first >= 0 else ""
+        name = self.names[self._graded[int(first)]] if first >= 0 else ""
         return StepOutcome(step, tuple(losses), norm, name), bool(exceeded)
 
     def discard(self) -> None:
@@ -240,3 +223,122 @@ class StepOperations:
         self.context.sole_uses = {}
         self.forget_gradients()
         restart(self.model)
+
+
+@contextmanager
+def capturing(graph: Any, stream: Any) -> Iterator[None]:
+    """Capture what the block starts into a CUDA graph. If that fails, the GPU can be used as before.
+
+    After a wait for the GPU, for example, CUDA refuses to end the capture, and PyTorch raises before it has ended its
+    own part. The stream of the capture is then still the current one, its memory pool holds back all memory that other
+    streams have used, and the generator refuses to draw, also in graphs that were captured before.
+
+    `graph` is a new `torch.cuda.CUDAGraph`, `stream` one of the GPU that the block computes on, not its default stream.
+    """
+    pool = torch.cuda.graph_pool_handle()
+    try:
+        with torch.cuda.stream(stream), torch.cuda.graph(graph, pool=pool, stream=stream):
+            yield
+    except BaseException:
+        try:
+            graph.pool()
+        except RuntimeError:
+            ended = False
+        else:
+            ended = True  # in PyTorch too, so that the graph knows its pool
+        graph.reset()  # NCCL does not close connections while a graph exists, and the traceback would keep this one
+        if not ended:
+            _end(pool, stream)
+        raise
+
+
+def _end(pool: Any, stream: Any) -> None:
+    """End a capture for the allocator and the generator."""
+    for end in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+        with suppress(RuntimeError):  # the capture failed earlier
+            end(stream.device_index, pool)
+    # A capture that succeeds takes the generator out of capture mode. Its seed and its offset stay.
+    other = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream), torch.cuda.graph(other, stream=stream):
+        torch.zeros(1, device=stream.device)
+    other.reset()
+
+
+WARM_UP = 2
+"""Steps of training before the capture: they compile kernels, and make the optimizer's state and FP8's history."""
+
+
+class StepRunner:
+    """Runs a step repeatedly; on request, it captures the step after the first ones."""
+
+    def __init__(self, operations: StepOperations, capture: bool) -> None:
+        self._operations, self.capture = operations, capture
+        on_gpu = operations.device.type == "cuda"
+        self._stream = torch.cuda.Stream(operations.device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._graph: Any = None
+        self._recipes: list[Any] = []  # of the layers in the graph
+        self._taken = 0
+
+    def run(self) -> None:
+        """Start the next step; LayerError if it cannot be captured, or OutOfMemoryError if the GPU lacks memory."""
+        recipes = [layer.recipe for layer in self._operations.layers]
+        if recipes != self._recipes:
+            # A region, or a step that the caller set, gave the layers other recipes than those of the graph.
+            self.forget_graph()
+            self._recipes = recipes
+        if self.capture and self._graph is None and self._taken >= WARM_UP:
+            self._graph = self._captured()
+        if self._graph is None:
+            self.run_eagerly()
+        else:
+            self._graph.replay()
+            self._operations.context.closed = self._operations.context.step
+        self._taken += 1
+
+    def forget_graph(self) -> None:
+        """Begin with eager steps again, before the next capture."""
+        self._graph, self._taken = None, 0
+
+    def run_eagerly(self) -> None:
+        """Run one operation at a time, on the stream of the capture, for which the caller's stream then waits."""
+        if self._stream is None:
+            self._whole()
+            return
+        own = torch.cuda.current_stream(self._operations.device)
+        self._stream.wait_stream(own)
+        with torch.cuda.stream(self._stream):
+            self._whole()
+        own.wait_stream(self._stream)
+
+    def _captured(self) -> Any:
+        """Return the graph of the step; if it cannot be captured, LayerError, and model and GPU are as they were."""
+        graph = torch.cuda.CUDAGraph()
+        self._operations.forget_gradients()
+        try:
+            with operators.device_step(self._operations.number), capturing(graph, self._stream):
+                self._operations.run()
+        except BaseException as err:
+            self._operations.discard()
+            if not isinstance(err, Exception):
+                raise
+            # Ending the capture raises a second error, which hides the cause.
+            cause: BaseException = err
+            while cause.__context__ is not None:
+                cause = cause.__context__
+            if isinstance(cause, torch.OutOfMemoryError):
+                raise cause from None  # less memory is the way out, and callers know this error
+            raise LayerError(
+                f"the step cannot be captured as a CUDA graph: {type(cause).__name__}: {cause}; the weights are as "
+                "they were; keep the loss free of waits for the GPU, of printing and of shapes that depend on values, "
+                "or pass capture=False"
+            ) from err
+        return graph
+
+    def _whole(self) -> None:
+        self._operations.forget_gradients()
+        try:
+            with operators.device_step(self._operations.number) if self.capture else nullcontext():
+                self._operations.run()
+        except BaseException:
+            self._operations.discard()
+            raise

@@ -7,7 +7,6 @@ holds back all later ones on the device, until it has been repeated in the wider
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from mxref.errors import ShapeError, UnsupportedError
-from mxref_torch.captured.graph import StepRunner
-from mxref_torch.captured.operations import ALONE, LossFunction, StepOperations, StepOutcome, Team
+from mxref_torch.captured.operations import ALONE, LossFunction, StepOperations, StepOutcome, StepRunner, Team
 from mxref_torch.conversion.handle import Handle
 from mxref_torch.errors import LayerError, StepError
-from mxref_torch.optimizer_step import restart
+from mxref_torch.optimizer_step import require_float32, restart
 from mxref_torch.step_context import StepContext
 
 
@@ -31,7 +29,7 @@ class _Pending:
     step: int
     batch: tuple[Tensor, ...]
     """A copy: the caller may fill the same memory with the next batch."""
-    lrs: list[Tensor]
+    lrs: Sequence[Tensor]
     host: Tensor
     done: Any = None
 
@@ -40,10 +38,9 @@ class CapturedStep:
     """The optimizer steps of a converted model, without a wait for the device.
 
     The first two steps are taken one operation at a time; on a GPU the third is captured, and replayed from then on.
-    Each call returns the outcome of the previous step; `finish` returns the last. Call `finish` before you read, save
-    or change weights or optimizer. Python does not see a replay: the census counts steps up to the capture, and hooks
-    of modules and optimizer do not run.
-    Where a schedule changes the recipe, the step before is settled first, and there is a new capture.
+    Each call returns the outcome of the previous step; `finish` returns the last. Call `finish` before you read, save,
+    load or change weights or optimizer. Python does not see a replay: the census counts steps up to the capture, and
+    hooks of modules and optimizer do not run. Where a schedule changes the recipe, there is a new capture.
 
     The learning rate becomes a float32 tensor in `optimizer.param_groups`, so that it can change between replays; set
     it there as ever, as a number or by a scheduler.
@@ -77,16 +74,8 @@ class CapturedStep:
 
         Raises:
             UnsupportedError: the recipe draws random bits, and the backend cannot read the step from the device.
-            LayerError: the optimizer is not a fused one or has hooks, the model is not on one device, or a number is
-                out of its range.
+            LayerError: the optimizer is not a fused one or has hooks, or the model is not on one device.
         """
-        for name, value, least in (
-            ("tokens", tokens, 1),
-            ("micro_batches", micro_batches, 1),
-            ("clip", clip, 0),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
-                raise LayerError(f"CapturedStep: {name} = {value!r}, but it must be a number from {least}")
         self.context = context.context if isinstance(context, Handle) else context
         self.model, self.optimizer = model, optimizer
         self._tokens, self._micro_batches = tokens, micro_batches
@@ -110,7 +99,6 @@ class CapturedStep:
             group["capturable"] = True
         self._next: int | None = None  # number of the next step
         self._pending: _Pending | None = None
-        optimizer.register_load_state_dict_pre_hook(self._before_loading)
         optimizer.register_load_state_dict_post_hook(self._after_loading)
 
     def _check(self, on_gpu: bool) -> None:
@@ -129,19 +117,14 @@ class CapturedStep:
                 f"a CUDA graph needs a GPU, and the model is on {self._device}: pass capture=False, or move the model"
             )
         backend = self.context.backend
-        reads_step = getattr(backend.capabilities, "device_steps", False)
-        if self.capture and not reads_step and self._draws():
+        schedule, layers = self.context.schedule, self._operations.layers
+        recipes = {own for phase in schedule.recipes for own in phase.values()} if schedule else set()
+        draws = any(layer.draws or any(map(layer.would_draw, recipes)) for layer in layers)
+        if self.capture and draws and not getattr(backend.capabilities, "device_steps", False):
             raise UnsupportedError(
                 f"the recipe draws random bits in each step, and backend {backend.name!r} does not declare "
                 "device_steps: a captured step would draw the same bits again; pass capture=False, or take a recipe "
                 "without SR and without random signs"
-            )
-
-    def _before_loading(self, _optimizer: Any, _state: Any) -> None:
-        if self._pending is not None:
-            raise StepError(
-                f"the outcome of step {self._pending.step} has not been read, and it may have to be repeated: call "
-                "finish() before optimizer.load_state_dict"
             )
 
     def _after_loading(self, optimizer: torch.optim.Optimizer) -> None:
@@ -149,12 +132,6 @@ class CapturedStep:
         self._runner.forget_graph()
         for group in optimizer.param_groups:
             group["capturable"] = True
-
-    def _draws(self) -> bool:
-        """Return whether a layer draws random bits, now or in a later phase."""
-        schedule = self.context.schedule
-        recipes = {own for phase in schedule.recipes for own in phase.values()} if schedule else set()
-        return any(layer.draws or any(map(layer.would_draw, recipes)) for layer in self._operations.layers)
 
     def __call__(self, *batch: Tensor, step: int | None = None) -> StepOutcome | None:
         """Start a step and return the outcome of the one before it; None where there is none.
@@ -172,31 +149,21 @@ class CapturedStep:
         if self._pending and step == self._pending.step:
             raise StepError(f"step {step} was started already; each step has a number of its own")
         self._check_batch(batch)
-        schedule = self.context.schedule
-        if schedule is not None and schedule.turns(step):
+        schedule, last = self.context.schedule, None
+        if schedule is not None and schedule.phase_at(step) != schedule.phase:
             # The last step of a phase may have to be repeated under its recipe, so it is settled first.
             last = self.finish()
-            self.context.step = step
-            self._check(self._device.type == "cuda")
-            self._runner.forget_graph()
-            self._pending, self._next = self._start(step, batch), step + 1
-            return last
         before = self._pending
         self._pending, self._next = self._start(step, batch), step + 1
-        return None if before is None else self._settled(before)
+        return last if before is None else self._settled(before)
 
     def finish(self) -> StepOutcome | None:
         """Wait for the last step and return its outcome; None where it was returned already."""
         last, self._pending = self._pending, None
-        if last is None:
-            return None
-        return self._settled(last)
+        return None if last is None else self._settled(last)
 
     def close(self) -> None:
-        """Free the CUDA graph; the outcome of a step that has not been read is lost.
-
-        Ranks call it before they disconnect: NCCL does not close a connection that a graph uses.
-        """
+        """Free the CUDA graph, before ranks disconnect; the outcome of a step that has not been read is lost."""
         self._pending = None
         self._runner.forget_graph()
 
@@ -222,16 +189,11 @@ class CapturedStep:
         self._operations.fill(batch)
         kept, rates = tuple(t.clone() for t in self._operations.inputs), [lr.clone() for lr in self._lrs]
         self._runner.run()
-        return self._sent(_Pending(step, kept, rates, self._operations.outcome))
+        return self._sent(step, kept, rates)
 
     def _set(self, step: int) -> None:
         """Give the step to layers and kernels, and the learning rates to the optimizer."""
-        if len(self.optimizer.param_groups) != len(self._lrs):
-            raise LayerError(
-                f"the optimizer has {len(self.optimizer.param_groups)} groups of parameters, and had {len(self._lrs)} "
-                "when the CapturedStep was made: make another one"
-            )
-        self._operations.check_masters()
+        require_float32(zip(self._operations.names, self._operations.parameters, strict=True))
         self.context.step, self.context.global_tokens = step, self._tokens
         self._operations.number.fill_(step)
         for group, lr in zip(self.optimizer.param_groups, self._lrs, strict=True):
@@ -239,17 +201,17 @@ class CapturedStep:
                 lr.fill_(float(group["lr"]))
                 group["lr"] = lr
 
-    def _sent(self, pending: _Pending) -> _Pending:
+    def _sent(self, step: int, batch: tuple[Tensor, ...] = (), lrs: Sequence[Tensor] = ()) -> _Pending:
         """Send the outcome to the host."""
-        if self._device.type == "cuda":
-            pending.host = torch.empty(self._operations.outcome.shape, pin_memory=True)
-            pending.host.copy_(self._operations.outcome, non_blocking=True)
-            # A waiting thread sleeps, because other processes that share the GPU need its core.
-            pending.done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            pending.done.record(torch.cuda.current_stream(self._device))
-        else:
-            pending.host = self._operations.outcome.clone()
-        return pending
+        outcome = self._operations.outcome
+        if self._device.type != "cuda":
+            return _Pending(step, batch, lrs, outcome.clone())
+        host = torch.empty(outcome.shape, pin_memory=True)
+        host.copy_(outcome, non_blocking=True)
+        # A waiting thread sleeps, because other processes that share the GPU need its core.
+        done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        done.record(torch.cuda.current_stream(self._device))
+        return _Pending(step, batch, lrs, host, done)
 
     def _settled(self, pending: _Pending) -> StepOutcome:
         """Return a step's outcome; one that left the range is repeated, and then the one that was started after it."""
@@ -285,9 +247,7 @@ class CapturedStep:
                 own.copy_(tensor)
             with self.context.backend.widened():
                 self._runner.run_eagerly()
-            outcome, exceeded = self._read(
-                self._sent(_Pending(pending.step, (), [], self._operations.outcome))
-            )
+            outcome, exceeded = self._read(self._sent(pending.step))
         finally:
             for lr, rate in zip(self._lrs, now, strict=True):
                 lr.copy_(rate)

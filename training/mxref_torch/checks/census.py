@@ -47,11 +47,10 @@ def expected_census(
     Raises:
         LayerError: a name in `without_dgrad`, `calls` or `layers` that is no linear layer; a recipe that does not fit.
     """
-    expected = _expected_by_layer(model, recipe, micro_batches, without_dgrad, calls, layers)
-    return sum(expected.values(), Counter())
+    return sum(_by_layer(model, recipe, micro_batches, without_dgrad, calls, layers).values(), Counter())
 
 
-def _expected_by_layer(
+def _by_layer(
     model: nn.Module,
     recipe: Recipe | str | Path,
     micro_batches: int,
@@ -60,26 +59,23 @@ def _expected_by_layer(
     layers: Collection[str] | None,
 ) -> dict[str, operators.Census]:
     """Return the GEMMs that each layer runs, by its name; arguments and errors as in `expected_census`."""
-    recipe = load_recipe(recipe)
     linears = named_linears(model)
-    recipes = recipe_by_layer(recipe, linears)
+    recipes = recipe_by_layer(load_recipe(recipe), linears)
     for what, names in (("without_dgrad", without_dgrad), ("calls", calls), ("layers", layers or ())):
         for name in names:
             if name not in linears:
                 first = next(iter(linears), "")
                 raise LayerError(f"{what}: no linear layer is named {name!r}; the first is named {first!r}")
     expected: dict[str, operators.Census] = {}
-    for name, linear in linears.items():
-        if layers is not None and name not in layers:
-            continue
-        expected[name] = Counter()
-        for role in GemmRole:
-            runs = {
-                GemmRole.FPROP: True,
-                GemmRole.DGRAD: name not in without_dgrad,
-                GemmRole.WGRAD: linear.weight.requires_grad,
-            }[role]
-            expected[name][role, *recipes[name].formats(role)] += micro_batches * calls.get(name, 1) * runs
+    for name in linears if layers is None else layers:
+        never = {
+            GemmRole.DGRAD: name in without_dgrad,
+            GemmRole.WGRAD: not linears[name].weight.requires_grad,
+        }
+        times = micro_batches * calls.get(name, 1)
+        expected[name] = Counter(
+            {(role, *recipes[name].formats(role)): times for role in GemmRole if not never.get(role)}
+        )
     return expected
 
 
@@ -95,16 +91,8 @@ def check_census(
 ) -> None:
     """Raise LayerError unless exactly the GEMMs of one optimizer step ran since the census was reset.
 
-    The message names every role and format that differs, and the layers.
-
-    Args:
-        context: the handle that `convert` returned, or its context.
-        model: as in `expected_census`, and so are the others.
-        recipe: the treatment of the three GEMMs.
-        micro_batches: forward and backward passes of the step.
-        without_dgrad: names of layers whose input needs no gradient.
-        calls: how often a layer runs in one forward pass.
-        layers: names of the layers that `filter_fn` chose; default those of the handle, or all.
+    The message names every role and format that differs, and the layers. `context` is the handle that `convert`
+    returned, or its context; the other arguments are as in `expected_census`, and `layers` are those of the handle.
     """
     if layers is None and not isinstance(context, StepContext):
         # A part of the handle's model has other names.
@@ -113,18 +101,18 @@ def check_census(
     context = getattr(context, "context", context)
     if not isinstance(context, StepContext):
         raise LayerError(f"expected the handle that convert returned, got {type(context).__name__}")
-    by_layer = _expected_by_layer(model, recipe, micro_batches, without_dgrad, calls, layers)
+    by_layer = _by_layer(model, recipe, micro_batches, without_dgrad, calls, layers)
     ran, expected = context.census, sum(by_layer.values(), Counter())
-    differences = [
+    differing = [
         f"{operators.gemm_text(gemm)}: {ran[gemm]} ran, {expected[gemm]} expected"
         for gemm in operators.in_order({*ran, *expected})
         if ran[gemm] != expected[gemm]
     ]
-    layers = _differing_layers(model, by_layer)
-    if differences or layers:
-        counts = f" ({'; '.join(differences)})" if differences else ""
+    counts = f" ({'; '.join(differing)})" if differing else ""
+    listed = _differing_layers(model, by_layer)
+    if counts or listed:
         raise LayerError(
-            f"the GEMMs that ran are not the recipe's{counts}{layers}: a layer that convert has not replaced, or "
+            f"the GEMMs that ran are not the recipe's{counts}{listed}: a layer that convert has not replaced, or "
             "whose forward is bypassed, runs in another precision; a layer that does not run exactly once in a "
             "forward pass must be named in `calls`"
         )
@@ -138,8 +126,6 @@ def _differing_layers(model: nn.Module, expected: Mapping[str, operators.Census]
             continue
         if not isinstance(linear, MXLinear):
             found["not converted"].append(name)
-        elif not linear.census and +expected[name]:
-            found["never ran"].append(name)
         elif +linear.census != +expected[name]:
-            found["ran other GEMMs"].append(name)
+            found["ran other GEMMs" if linear.census else "never ran"].append(name)
     return "".join(f"; {what}: {some(names)}" for what, names in found.items() if names)

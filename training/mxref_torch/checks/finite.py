@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,6 @@ class NonfiniteSearch:
 
     found: str | None = None
     """The first tensor with NaN or infinity, as in `dY of layers.0.q_proj`; None while all are finite."""
-
     looks: bool = True
     """Whether the block is still running: hooks of its tensors outlive it."""
 
@@ -42,28 +41,21 @@ def find_nonfinite(model: Any) -> Iterator[NonfiniteSearch]:
     """Find the first tensor that is not finite in the forward and backward passes of the block.
 
     Every linear layer's X, W, Y, dY, dX and dW are looked at, and the outputs and parameters of all other modules,
-    in the order in which they are computed. Weights are looked at first. Reading each tensor waits for the device:
-    repeat a step within the block once its loss or gradient norm is not finite. Activation checkpointing and
-    micro-batches may be used; compiled modules are compiled anew, so use the model as it is before `torch.compile`.
+    in the order in which they are computed: weights first, dW when the block ends. Reading each tensor waits for the
+    device: repeat a step within the block once its loss or gradient norm is not finite. Compiled modules are compiled
+    anew, so use the model as it is before `torch.compile`.
 
     Args:
         model: a model, converted or not, or what `convert` returned.
 
     Yields:
-        The search; its `found` names tensor and module, and is None where all is finite. dW is looked at when the
-        block ends.
-
-    Raises:
-        LayerError: not a model.
+        The search; its `found` names tensor and module, and is None where all is finite.
     """
     module = model_of(model)
     linears = named_linears(module)
     search = NonfiniteSearch()
     for name, parameter in named_parameters(module):
-        owner, _, own = name.rpartition(".")
-        search.look(
-            parameter, f"W of {owner}" if owner in linears and own == "weight" else f"the weight {name}"
-        )
+        search.look(parameter, _weight(name, linears, "W of {}", "the weight {}"))
     handles = [h for name, each in named_modules(module) for h in _watch(search, name, each, name in linears)]
     try:
         yield search
@@ -71,12 +63,13 @@ def find_nonfinite(model: Any) -> Iterator[NonfiniteSearch]:
         for handle in handles:
             handle.remove()
     for name, parameter in reversed(list(named_parameters(module))):
-        owner, _, own = name.rpartition(".")
-        search.look(
-            parameter.grad,
-            f"dW of {owner}" if owner in linears and own == "weight" else f"the gradient of {name}",
-        )
+        search.look(parameter.grad, _weight(name, linears, "dW of {}", "the gradient of {}"))
     search.looks = False
+
+
+def _weight(name: str, linears: Collection[str], of_linear: str, of_other: str) -> str:
+    owner, _, own = name.rpartition(".")
+    return of_linear.format(owner) if owner in linears and own == "weight" else of_other.format(name)
 
 
 def _watch(search: NonfiniteSearch, name: str, module: nn.Module, linear: bool) -> Iterator[Any]:

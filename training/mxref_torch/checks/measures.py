@@ -2,12 +2,11 @@
 
 Within `telemetry(model)` every converted layer gets a node in the graph behind its output. In the backward pass the
 node has X, the weight and dY. It makes their operands again and compares them with their sources. The same place and
-step give the same random bits, so these are the operands that the step multiplies.
-Nothing of the step is changed, and after the block the layers are what they were.
+step give the same random bits, so these are the operands that the step multiplies. Nothing of the step is changed.
 
 `Rounded` has an operand beside its source as the rounding sees them: block axis last, padded with zeros to whole
-blocks, and after the Hadamard transform if there is one. A prescale, which the GEMM undoes, is undone. `Totals` counts
-what is clipped and zeroed, and takes scales, SNR and bias. All sums are in float64.
+blocks, and after the Hadamard transform if there is one. A prescale, which the GEMM undoes, is undone. All sums are in
+float64.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ import numpy as np
 import torch
 
 from mxref.formats import BlockFormat, OperandFormat
-from mxref.mxarray import MXArray
 from mxref.recipe import OperandSpec, Recipe
 from mxref.roles import OPERANDS, GemmRole
 from mxref.steps.hadamard import draw_rotation
@@ -32,19 +30,16 @@ from mxref.steps.random import Stream
 from mxref.steps.scale import ScaleRule, scale_code
 from mxref_torch import operators
 from mxref_torch.bridge import from_backend, to_backend
-from mxref_torch.errors import LayerError
 from mxref_torch.layer.fp8 import FORMATS
-from mxref_torch.layer.linear import MXLinear, converted
+from mxref_torch.layer.linear import MXLinear, require_converted
 from mxref_torch.layer.operands import READERS, Bf16Operand, BlockOperand, Fp8Operand, Operand
+from mxref_torch.operators import blocks
 
 _SLAB = 1 << 22
 """Elements compared at a time: float64 copies of a whole tensor would need several times its memory."""
 
 _FP8_SLACK = 1 + 2.0**-20
 """The scale of a tensor and its inverse are rounded to float32, so its largest element may seem to be beyond it."""
-
-_LARGEST_BITS = np.array([0x7F7FFFFF], np.uint32)
-"""The largest finite float32."""
 
 
 class Totals:
@@ -143,8 +138,7 @@ class Rounded:
     def slabs(self, unit: int = 1, elements: int = _SLAB) -> Iterator[Slab]:
         """Yield the rows in parts of about so many elements, a multiple of `unit` rows each but for the last.
 
-        Parts of a block format have three axes: rows, blocks, and the elements of a block. Limit and validity are those
-        of the blocks.
+        Parts of a block format are [rows, blocks, k], and have limit and validity of their blocks.
         """
         rows = max(1, elements // max(1, self.source.shape[-1]) // unit) * unit
         format, limit = self.format, torch.as_tensor(self.largest * self.inverse * _FP8_SLACK)
@@ -170,9 +164,9 @@ def as_rounded(
     values: torch.Tensor,
     step: int,
 ) -> Rounded:
-    """Return operand number `which` of a layer's GEMM beside its source.
+    """Return operand number `which` of a layer's GEMM beside its source, made at the optimizer step `step`.
 
-    `values` is the high-precision source [rows, columns], and random signs come from the optimizer step `step`.
+    `values` is the high-precision source [rows, columns].
     """
     if isinstance(operand, Fp8Operand):
         data = operand.data.reshape(-1, operand.data.shape[-1])
@@ -183,10 +177,9 @@ def as_rounded(
     assert isinstance(operand, BlockOperand)
     assert isinstance(spec.format, BlockFormat)
     format, impl = spec.format, layer.context.backend
-    rows, length = operand.codes.shape[0], operand.scales.shape[1] * format.k
-    packed = to_backend(operand.codes, impl), to_backend(operand.scales, impl)
-    stored = MXArray(*packed, (rows, length), 1, spec.block, spec.prescale, format=format)
-    result = from_backend(impl.dequantize(stored, "float32"), impl)  # [rows, K]
+    length = operand.scales.shape[1] * format.k
+    text = operators.spec_text(spec)
+    result = blocks.dequantize(operand.codes, operand.scales, layer.context.backend_key, text)  # [rows, K]
     own = OPERANDS[role][which]
     source = (values.t() if own.axis == 0 else values).float()
     source = torch.nn.functional.pad(source, (0, length - source.shape[1])).contiguous()  # [rows, K]
@@ -201,7 +194,7 @@ def as_rounded(
 
 def highest_scale(rule: ScaleRule, format: BlockFormat) -> int:
     """Return the largest byte that a scale rule gives, that of the largest finite float32."""
-    return int(scale_code(_LARGEST_BITS, rule, format.element)[0])
+    return int(scale_code(np.array([0x7F7FFFFF], np.uint32), rule, format.element)[0])
 
 
 Row = dict[str, Any]
@@ -242,17 +235,18 @@ class Telemetry:
     def rows(self) -> list[Row]:
         """One row for each operand that is not in BF16, and one for each weight's gradient, layer by layer.
 
-        Only what a backward pass went through has rows. The section "Keys of telemetry.jsonl" of
-        docs/reference/training.rst describes the keys of a row.
+        Only what a backward pass went through has rows. docs/reference/training.rst describes their keys.
         """
         found: list[Row] = []
         for name, layer in self._layers.items():
             sums, roles = self._sums[layer], list(GemmRole)
             for role, which, format in sorted(sums.operands, key=lambda key: (roles.index(key[0]), key[1])):
                 numbers = sums.operands[role, which, format].numbers(format.kind == "block")
-                found.append(_head(name, role, OPERANDS[role][which].tensor, format.name) | numbers)
+                head = {"layer": name, "role": role.value, "operand": OPERANDS[role][which].tensor}
+                found.append({**head, "format": format.name, **numbers})
             for formats, gradient in sums.gradients.items():
-                found.append(_head(name, GemmRole.WGRAD, "dw", formats) | _alignment(gradient))
+                head = {"layer": name, "role": GemmRole.WGRAD.value, "operand": "dw"}
+                found.append({**head, "format": formats, **_alignment(gradient)})
         return found
 
     def tapped(
@@ -271,10 +265,7 @@ class Telemetry:
     def measure(self, tap: Any, x: torch.Tensor, dy: torch.Tensor) -> None:
         """Measure all operands of a layer for one micro-batch, under the recipe and the GEMMs of the forward pass.
 
-        Args:
-            tap: the node that `tapped` put behind the layer's output.
-            x: [tokens, inputs].
-            dy: [tokens, outputs].
+        `tap` is the node behind the layer's output, `x` is [tokens, inputs] and `dy` [tokens, outputs].
         """
         layer, recipe, place = tap.layer, tap.recipe, tap.batch_place
         sums, step = self._sums[layer], int(place[0])
@@ -303,10 +294,6 @@ class Telemetry:
             formats = operators.formats_text(*recipe.formats(GemmRole.WGRAD))
             gradient = sums.gradients.setdefault(formats, Counter())
             gradient.update(dict(zip(("eq", "ee", "qq"), products, strict=True)))
-
-
-def _head(layer: str, role: GemmRole, operand: str, format: str) -> Row:
-    return {"layer": layer, "role": role.value, "operand": operand, "format": format}
 
 
 class _Tap(torch.autograd.Function):
@@ -353,11 +340,7 @@ def telemetry(model: Any) -> Iterator[Telemetry]:
     Raises:
         LayerError: not a model, or none of its layers is converted.
     """
-    layers = converted(model)
-    if not layers:
-        raise LayerError(
-            "telemetry measures converted layers, and the model has none; call mxref_torch.convert"
-        )
+    layers = require_converted(model)
     seen = Telemetry(layers)
     with contextlib.ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # else nothing was compiled, and importing it takes seconds

@@ -52,9 +52,11 @@ def check_stochastic_rounding(backend: Backend | str, recipe: Recipe | str | Pat
                 if spec.rounding is not Rounding.SR:
                     continue
                 beside = next((other for reader, other in specs.items() if reader is not role), None)
-                operand = OPERANDS[role][dict(readers)[role]]
-                rounded = partial(_rounded, backend, operand.axis, beside)
-                native, stream = backend.capabilities.native_sr, Stream(0, 1, 2, operand.id)
+                operand, native = OPERANDS[role][dict(readers)[role]], backend.capabilities.native_sr
+                rounded, stream = (
+                    partial(_rounded, backend, operand.axis, beside),
+                    Stream(0, 1, 2, operand.id),
+                )
                 if problem := stochastic_problem(rounded, spec, operand.axis, stream, native=native):
                     raise LayerError(
                         f"stochastic rounding of {role.value}.{tensor} by backend {backend.name!r} {problem}; "

@@ -41,9 +41,9 @@ from mxref.roles import OPERANDS, GemmRole
 from mxref.steps.rounding import Rounding
 from mxref_torch import operators
 from mxref_torch.errors import LayerError, ShadowError
-from mxref_torch.layer.linear import converted
+from mxref_torch.layer.linear import require_converted
 from mxref_torch.names import some
-from mxref_torch.operators import Multiplied, Quantized, Watcher
+from mxref_torch.operators import Multiplied, Quantized
 
 MAX_BYTES = 1 << 30
 """Most bytes that a recording may hold."""
@@ -107,15 +107,11 @@ def _save(file: Path, backend: str, calls: tuple[Call, ...], reason: str = "") -
     save_recording(file, Recording(backend, calls, reason, {"device": device, "torch": torch.__version__}))
 
 
-class LayerWatcher(Watcher):
+class LayerWatcher:
     """Watches the operators for the layers of a model, and names the layer that they work for."""
 
     def __init__(self, model: Any) -> None:
-        self.layers = converted(model)
-        if not self.layers:
-            raise LayerError(
-                "the model has no converted layer: call mxref_torch.convert(model, recipe) first"
-            )
+        self.layers = require_converted(model)
         self._by_index = {layer.index: (name, layer) for name, layer in self.layers.items()}
         self._reading: tuple[int, str] | None = None
 
@@ -133,11 +129,7 @@ class LayerWatcher(Watcher):
         self._reading = layer, tensor
 
     def of_quantization(self, call: Quantized) -> dict[str, str]:
-        """Return layer, role, tensor and step of a quantization, as far as they are known.
-
-        Raises:
-            LayerError: a CUDA graph is being captured, whose replays would not be looked at.
-        """
+        """Return layer, role, tensor and step of a quantization, as far as they are known; LayerError in a capture."""
         if call.x.is_cuda and torch.cuda.is_current_stream_capturing():
             raise LayerError(
                 "a shadow or a recording cannot look into a CUDA graph, whose replays call no Python: "
@@ -149,11 +141,11 @@ class LayerWatcher(Watcher):
             where |= {"role": role.value, "tensor": own.tensor}
             if call.random:
                 return where | self._layer(stream.layer)
-        if self._reading is None:
+        if self._reading is None or self._reading[0] not in self._by_index:
             return where
         index, tensor = self._reading
-        _, layer = self._by_index.get(index, ("", None))
-        inputs, outputs = (layer.in_features, layer.out_features) if layer else (-1, -1)
+        _, layer = self._by_index[index]
+        inputs, outputs = layer.in_features, layer.out_features
         shape = {"x": (None, inputs), "w": (outputs, inputs), "dy": (None, outputs)}[tensor]
         if any(want not in (None, got) for want, got in zip(shape, call.x.shape, strict=True)):
             return where  # of a compiled layer, after one that is not
@@ -221,8 +213,7 @@ def record(
     A Wgrad that is added to a gradient in place has no product of its own and is left out.
 
     Args:
-        model: a converted model, or what `convert` returned; not compiled, because compiled layers do not tell
-            which of them is at work.
+        model: a converted model, or what `convert` returned; not compiled: compiled layers do not tell which one works.
         file: where to write; the name ends in .npz. Nothing is written if the block raises.
         layers: globs over names of layers.
         max_bytes: the largest size that is kept in memory.

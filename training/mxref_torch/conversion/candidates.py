@@ -2,8 +2,7 @@
 
 The share of a model that a recipe reaches is counted in the matrices of its blocks. A block is what a number in a name
 tells apart, as in `layers.3.mlp.up.weight`; a model without numbers is one block. A matrix is a Parameter with two or
-more dimensions longer than 1. The tables of nn.Embedding and biases are none, because no GEMM reads them. Experts,
-convolutions and position tables are matrices: nothing tells what a module does with them.
+more dimensions longer than 1, experts and convolutions too, but no embedding and no bias, because no GEMM reads them.
 """
 
 from __future__ import annotations
@@ -28,25 +27,15 @@ Filter = Callable[[nn.Module, str], bool] | Sequence[str] | str | None
 
 
 def chosen_linears(linears: Mapping[str, nn.Linear], filter_fn: Filter) -> dict[str, nn.Linear]:
-    """Return the linear layers of a model that a filter of `convert` chooses, in their order.
-
-    Raises:
-        LayerError: a filter or one of its globs that matches nothing, a filter of another kind, or a function that
-            returns neither True nor False.
-    """
+    """Return the linear layers of a model that a filter of `convert` chooses, in their order; LayerError if none."""
     if filter_fn is None:
         return dict(linears)
     first = f"the first linear layer is named {next(iter(linears))!r}"
     if callable(filter_fn):
-        answers = {name: filter_fn(linear, name) for name, linear in linears.items()}
-        for name, answer in answers.items():
-            if not isinstance(answer, bool):
-                raise LayerError(
-                    f"filter_fn returned {answer!r} for {name!r}; return True to convert a layer, or False"
-                )
-        if not any(answers.values()):
+        chosen = {name: linear for name, linear in linears.items() if filter_fn(linear, name)}
+        if not chosen:
             raise LayerError(f"filter_fn chose none of {len(linears)} linear layers; {first}")
-        return {name: linear for name, linear in linears.items() if answers[name]}
+        return chosen
     globs = [filter_fn] if isinstance(filter_fn, str) else filter_fn
     if not isinstance(globs, Sequence) or not globs or not all(isinstance(glob, str) for glob in globs):
         raise LayerError(f"filter_fn is a function, a glob or a list of globs, got {filter_fn!r}; {first}")
@@ -91,12 +80,12 @@ def check_replaceable(model: nn.Module, chosen: Mapping[str, nn.Linear]) -> None
 
 def check_sole_readers(model: nn.Module, chosen: Mapping[str, nn.Linear], low: Collection[str]) -> None:
     """Raise LayerError where a chosen layer of low precision shares its weight with another module."""
-    same = {id(chosen[name]) for name in low}
-    readers = {id(chosen[name].weight): name for name in low}
+    readers = {chosen[name].weight: name for name in low}
+    same = {chosen[name] for name in low}
     for name, module in named_modules(model):
         for key, parameter in module._parameters.items():
-            if id(parameter) in readers and id(module) not in same:
-                low_name = readers[id(parameter)]
+            if parameter in readers and module not in same:
+                low_name = readers[parameter]
                 raise LayerError(
                     f"{low_name} shares its weight with {name}.{key}, which reads it in full precision: the two would "
                     f"compute with different values; add {low_name!r} to keep_bf16, leave it out by filter_fn, or "

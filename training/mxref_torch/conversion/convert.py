@@ -53,17 +53,13 @@ def convert(
 ) -> Handle:
     """Replace the `nn.Linear` modules of a model by MXLinear that hold the same Parameters, in place.
 
-    So it does with the `Conv1D` of Transformers, which GPT-2 has. Weights that other modules hold, such as the stacked
-    experts of a mixture, stay in their own precision: a warning names them, and `print(handle)` has the share.
-    A layer whose qualified name matches a glob of `recipe.keep_bf16` gets BF16 GEMMs. Names have no wrappers of
-    compilation, data parallelism and checkpointing in them. A layer's index in the random streams is its index among
-    all linear modules in definition order, kept or not.
+    So it does with the `Conv1D` of Transformers. Weights that other modules hold, such as stacked experts, stay in
+    their own precision, and a warning names them. A layer whose name matches a glob of `recipe.keep_bf16` gets BF16
+    GEMMs. A layer's index in the random streams is its index among all linear modules in definition order, kept or not.
 
-    Convert before `fully_shard`. A converted model can be converted again to another recipe; FP8's history then
-    starts anew. The layers of a copy use a copy of the context: `Handle(copy)` is its handle.
-
-    A recipe with a schedule is followed: setting the step gives every layer its recipe at that step.
-    `Handle.load_state_dict` sets the step and the FP8 history together.
+    Convert before `fully_shard`. A converted model can be converted again; FP8's history then starts anew. The layers
+    of a copy use a copy of the context: `Handle(copy)` is its handle. A recipe with a schedule is followed: setting
+    the step gives every layer its recipe at that step.
 
     Let the handle `follow` the optimizer, or call its `advance` after each optimizer step. Only these report layers
     that never ran. In a compiled or sharded model, and where weights change through `.data`, only `advance` notices a
@@ -80,14 +76,10 @@ def convert(
         steps: optimizer steps of the run, of which a schedule may name shares.
         layer_class: class of the new layers, for a framework whose modules follow a protocol of its own.
 
-    Returns:
-        The handle of the converted model.
-
     Raises:
         LayerError: a Parameter that is not float32, a width that blocks do not divide, a glob or filter that matches
             nothing, a low-precision weight that another module reads too, a layer that would not run as converted, or
-            no matrix of the model's blocks in the layers that the recipe quantizes;
-            the model is then unchanged.
+            no matrix of the model's blocks in the layers that the recipe quantizes; the model is then unchanged.
         RecipeError: a schedule that does not fit `steps`.
         UnsupportedError: the recipe asks for what the backend does not declare.
     """
@@ -126,11 +118,7 @@ def _quantizes(recipes: Iterable[Recipe]) -> bool:
 
 
 def _report_coverage(coverage: Coverage, recipe: Recipe, low: Collection[str], filtered: bool) -> None:
-    """Warn of matrices that are in no linear layer; LayerError if a recipe would quantize no matrix of the blocks.
-
-    `low` are the chosen layers that have a low precision at some step. If a filter chose them (`filtered`), they need
-    not be in a block.
-    """
+    """Warn of matrices that are in no linear layer; LayerError if those of low precision are none, or in no block."""
     share, others = coverage.share(low), coverage.others
     if _quantizes(recipe.treatments()) and not (low if filtered else share or not coverage.sizes):
         reasons = [f"{grouped(others)}: in no nn.Linear"] if others else []
@@ -151,12 +139,7 @@ def _report_coverage(coverage: Coverage, recipe: Recipe, low: Collection[str], f
 def recipe_of_layers(
     linears: Mapping[str, nn.Linear], recipe: Recipe, backend: Backend, seed: int
 ) -> dict[str, Recipe]:
-    """Return the recipe of each layer by its name, for a recipe without a schedule.
-
-    Raises:
-        LayerError: a schedule of several phases, a glob that matches nothing, or a width that blocks do not divide.
-        UnsupportedError: the recipe asks for what the backend does not declare.
-    """
+    """Return the recipe of each layer by its name, for a recipe without a schedule, after the checks of `recipe`."""
     spans = recipe.spans(None)
     if len(spans) > 1:
         raise LayerError(
@@ -175,12 +158,7 @@ def _check_fit(
     backend: Backend,
     seed: int,
 ) -> None:
-    """Check that a backend computes a recipe, and that layers have the widths that it needs in each phase.
-
-    Raises:
-        UnsupportedError: the recipe asks for what the backend does not declare.
-        LayerError: a width that blocks do not divide.
-    """
+    """Check that a backend computes a recipe, and that layers have the widths that it needs in each phase."""
     for treatment in recipe.treatments():
         require_supported(backend, treatment, seed)
     for recipes in phases:
@@ -214,9 +192,8 @@ def require_supported(backend: Backend, recipe: Recipe, seed: int = 0) -> None:
         profiles = backend.capabilities.profiles(a, b)
         if profiles and recipe.gemm not in profiles:
             raise UnsupportedError(
-                f"backend {backend.name!r} does not declare {recipe.gemm} of {operators.formats_text(a, b)} in "
-                f"gemms, which {role.value} needs; set gemm = {min(profiles).value!r} in the recipe, or choose another "
-                "backend"
+                f"backend {backend.name!r} does not declare {recipe.gemm} of {operators.formats_text(a, b)} in gemms, "
+                f"which {role.value} needs; set gemm = {min(profiles).value!r} in the recipe, or choose another backend"
             )
         backend.capabilities.require(backend.name, "gemms", (recipe.gemm, a, b))
         for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
@@ -230,11 +207,10 @@ def require_supported(backend: Backend, recipe: Recipe, seed: int = 0) -> None:
 def recipe(recipe: Recipe | str | Path, model: nn.Module | Handle) -> Iterator[None]:
     """Let all converted layers of a model compute by another recipe within a `with` statement.
 
-    A forward pass within the region uses the recipe, and so does its backward pass, wherever it runs: wrap the
-    forward pass alone, or both. With activation checkpointing, wrap both: a recomputation outside is refused.
-    `use_reentrant=True` hides such a recomputation. `keep_bf16` and `layers` of this recipe apply inside the region.
-    Regions may be nested. The history of FP8's scales is kept. Leave the region before the model's recipe enters
-    another phase.
+    A forward pass within the region uses the recipe, and so does its backward pass, wherever it runs. With activation
+    checkpointing, wrap both: a recomputation outside is refused, and `use_reentrant=True` hides it. `keep_bf16` and
+    `layers` of this recipe apply inside the region. Regions may be nested. The history of FP8's scales is kept. Leave
+    the region before the model's recipe enters another phase.
 
     Args:
         recipe: a recipe, the name of a shipped recipe, or a file.

@@ -53,12 +53,7 @@ def tensor_amax(x: torch.Tensor) -> torch.Tensor:
 
 
 def scale_from_amax(amax: torch.Tensor, fp8_max: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
-    """Return min(fl32(fp8_max / amax), FLT_MAX), or `previous` where amax is 0 or not finite.
-
-    Args:
-        amax: float32, any shape.
-        fp8_max: largest magnitude of the format, float32, the shape of `amax`.
-        previous: float32, the shape of `amax`.
+    """Return min(fl32(fp8_max / amax), FLT_MAX), or `previous` where amax is 0 or not finite: float32, one shape.
 
     Implements: fp8.scale
     """
@@ -70,10 +65,7 @@ def scale_from_amax(amax: torch.Tensor, fp8_max: torch.Tensor, previous: torch.T
 def cast(x: torch.Tensor, scale: torch.Tensor, tensor: str) -> torch.Tensor:
     """Return RNE(fl32(x * scale)) in the FP8 format of `x`, `w` or `dy`: NaN stays NaN, Inf saturates.
 
-    Args:
-        x: float32 or bfloat16, any shape.
-        scale: float32 scalar.
-        tensor: a key of `FORMATS`.
+    `x` is float32 or bfloat16 of any shape, `scale` a float32 scalar.
 
     Implements: fp8.cast
     """
@@ -87,8 +79,8 @@ class Fp8Scales(nn.Module):
     """The scales of a linear layer's three tensors, and under delayed scaling their history.
 
     Buffers, float32 [3] in the order of `FORMATS`: `scale`, in force during this step, `amax`, the largest so far
-    in this step, and `limits`, the largest magnitudes of the formats. Under current scaling there are none. None is in
-    a state dict, which is that of `nn.Linear`; `mxref_torch.optimizer_step` saves the first two.
+    in this step, and `limits`, the largest magnitudes of the formats. Current scaling has none. None is in a state
+    dict, which is that of `nn.Linear`; `mxref_torch.optimizer_step` saves the first two.
 
     Implements: fp8.delayed, fp8.current
     """
@@ -100,16 +92,12 @@ class Fp8Scales(nn.Module):
     def __init__(self, scaling: Fp8Scaling, device: torch.device | None = None) -> None:
         super().__init__()
         self.delayed = scaling is Fp8Scaling.DELAYED
-        self.of_region = False
-        """Whether only regions of another recipe have used them: the layer's own recipe has none."""
         if self.delayed:
-            self.register_buffer(
-                "scale", torch.empty(3, dtype=torch.float32, device=device), persistent=False
-            )
-            self.register_buffer("amax", torch.empty(3, dtype=torch.float32, device=device), persistent=False)
-            # Made here once: a tensor of Python's numbers is copied to a GPU while the CPU waits.
-            limits = torch.empty(3, dtype=torch.float32, device=device)
-            self.register_buffer("limits", limits, persistent=False)
+            # The limits are made here once: a tensor of Python's numbers is copied to a GPU while the CPU waits.
+            for name in ("scale", "amax", "limits"):
+                self.register_buffer(
+                    name, torch.empty(3, dtype=torch.float32, device=device), persistent=False
+                )
             self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -125,10 +113,8 @@ class Fp8Scales(nn.Module):
     ) -> Fp8Tensor:
         """Return `x` in FP8 under the scale in force; the history is not touched (see `record_amax`).
 
-        Args:
-            tensor: a key of `FORMATS`.
-            x: float32 or bfloat16, any shape.
-            largest: returns the amax of the whole tensor, of which `x` is a part, from that of `x`; None: it is whole.
+        `x` is float32 or bfloat16, and `tensor` a key of `FORMATS`. `largest` returns the amax of the whole tensor, of
+        which `x` is a part, from that of `x`; None: it is whole.
         """
         amax = tensor_amax(x) if largest is None else largest(tensor_amax(x))
         limit = torch.full_like(amax, FORMATS[tensor].max_value)
@@ -149,18 +135,13 @@ class Fp8Scales(nn.Module):
         if self.delayed:
             self.amax.fill_(_UNSEEN)
 
-    def advance(self) -> None:
-        """Set the next step's scales from this step's amax; a tensor that was not seen keeps its state."""
-        advance_scales([self])
-
 
 @torch.no_grad()
 def advance_scales(scales: Iterable[Fp8Scales], withheld: torch.Tensor | None = None) -> None:
-    """Do what `Fp8Scales.advance` does, for all layers at once: one by one, each would launch twenty kernels.
+    """Set the next step's scales from this step's amax; a tensor that was not seen keeps its state.
 
-    Args:
-        scales: of the layers; layers under current scaling have nothing to advance.
-        withheld: bool scalar on the same device: whether the step will be done over, so that no scale changes.
+    All layers together: one by one, each would launch twenty kernels. `withheld`, a bool scalar on the same device,
+    says whether the step will be done over, so that no scale changes.
     """
     by_device: dict[torch.device, list[Fp8Scales]] = {}
     for each in scales:

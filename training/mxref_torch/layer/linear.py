@@ -30,9 +30,9 @@ import torch
 from mxref.errors import DtypeError, ShapeError
 from mxref.roles import GemmRole
 from mxref_torch.errors import LayerError
-from mxref_torch.layer.operands import LayerGemm
+from mxref_torch.layer.operands import BlockOperand, LayerGemm
 from mxref_torch.layer.state import LayerState, check_recomputation
-from mxref_torch.names import model_of, named_linears
+from mxref_torch.names import named_linears
 
 _FPROP, _DGRAD, _WGRAD = GemmRole
 _TYPES = (torch.float32, torch.bfloat16)
@@ -69,10 +69,7 @@ class LinearFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
-        """Return dX [tokens, inputs] and dW, where they are needed, of dY [tokens, outputs].
-
-        The recipe is that of the forward pass.
-        """
+        """Return dX [tokens, inputs] and dW, where needed, of dY [tokens, outputs], by the forward pass's recipe."""
         layer, (x_dtype, w_dtype) = ctx.layer, ctx.dtypes
         batch_place, recipe_id, weight, *saved_x = ctx.saved_tensors
         check_recomputation(ctx, recipe_id, batch_place)
@@ -128,7 +125,9 @@ class MXLinear(LayerState):
             )
         if torch.is_grad_enabled() and (tokens.requires_grad or weight.requires_grad):
             if not torch.compiler.is_compiling():
-                self.begin_pass()  # may set another place
+                self.check_pass()
+                if self.census.listener is not None:
+                    self.census.listener(None, 0)  # may set another place
             y: torch.Tensor = LinearFunction.apply(tokens, weight, self.context.batch_place, self)  # type: ignore[no-untyped-call]
         else:
             fprop, batch_place = self.evaluation, self.context.batch_place
@@ -145,23 +144,26 @@ class MXLinear(LayerState):
 
 def converted(model: Any) -> dict[str, MXLinear]:
     """Return the converted layers of a model, or of its handle, by their names."""
-    linears = named_linears(model_of(model))
-    return {name: layer for name, layer in linears.items() if isinstance(layer, MXLinear)}
+    return {name: layer for name, layer in named_linears(model).items() if isinstance(layer, MXLinear)}
+
+
+def require_converted(model: Any) -> dict[str, MXLinear]:
+    """Return what `converted` returns; LayerError if no layer is converted."""
+    if not (layers := converted(model)):
+        raise LayerError("no layer of the model is converted; call mxref_torch.convert(model, recipe) first")
+    return layers
 
 
 # Micro-batches: Wgrad adds to the gradient itself, which saves autograd one more pass over it.
 
 
 def sole_uses(loss: torch.Tensor) -> dict[Any, torch.Tensor]:
-    """Map each node of a linear layer that is its weight's only reader to that weight.
+    """Map each node of a linear layer that is its weight's only reader in the graph of a micro-batch's loss to it.
 
     Assign the result to `handle.context.sole_uses`. The backward pass of this graph then adds each Wgrad product of a
     block format to the existing `.grad` and gives autograd nothing to add. Autograd still adds a gradient that does
     not exist yet, is not float32 and contiguous, or has hooks, and it adds everything in compiled code. Take gradients
     by `backward()` of the whole graph: `torch.autograd.grad` would get none for these weights.
-
-    Args:
-        loss: a tensor with a graph, that of one micro-batch.
     """
     # Of several readers autograd first sums the gradients, and then adds the sum: added one by one they would be
     # rounded in another order.
@@ -189,7 +191,7 @@ def sole_uses(loss: torch.Tensor) -> dict[Any, torch.Tensor]:
 def _gradient_in_place(node: Any, layer: MXLinear, wgrad: LayerGemm) -> torch.Tensor | None:
     """Return the gradient to which Wgrad may add in place, as autograd would; None if autograd has to."""
     weight = layer.context.sole_uses.get(node)
-    if weight is None or not wgrad.kind.adds_in_place or not wgrad.plain or layer.inputs_first:
+    if weight is None or wgrad.kind is not BlockOperand or not wgrad.plain or layer.inputs_first:
         return None
     # Hooks need a real gradient.
     if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):

@@ -7,9 +7,9 @@ new format of elements or scales is data, and needs no class; a new way to quant
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -44,16 +44,14 @@ class LayerGemm:
     """Treatments of the two operands, from `spec_text`."""
     streams: list[torch.Tensor]
     """Their random streams, from `stream_words`."""
-    by_layer: list[bool]
-    """Whether their random bits are the layer's own."""
+    common: list[bool]
+    """Whether layers may have them in common, and a GEMM reads a layout of its first operand too."""
     profile: GemmProfile
     context: StepContext
     tally: torch.Tensor | None
     """The layer's census, from `register_census`; None counts nowhere."""
     scales: Fp8Scales | None
     """The scales of a layer with FP8."""
-    lays_out_first: bool
-    """Whether the backend's GEMM reads a layout of its first operand too."""
     gain: float
     """By which the product is multiplied, a float32."""
     out: ResultType
@@ -87,37 +85,26 @@ Reader = tuple[LayerGemm, int]
 """A GEMM that reads a tensor, and which of its operands the tensor is."""
 
 
-@dataclass(eq=False)
-class LayerTensor:
-    """The values of X, W or dY of which operands are made, and where they lie."""
-
-    name: str
-    """`x`, `w` or `dy`."""
-    values: torch.Tensor
-    """[tokens, features], or the weight [outputs, inputs]."""
-    batch_place: torch.Tensor
-    """Step and tokens of the micro-batch, from `operators.batch_place`."""
-    region: torch.Tensor
-    """Place in the layer's whole tensor, from `region_words`."""
-    largest: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """Returns the largest amax over the ranks that have the other parts of the tensor; None: there are none."""
-
-
 class Operand(ABC):
     """An operand as its GEMM reads it. It is made anew of what `saved` returns, by its class."""
-
-    adds_in_place: ClassVar[bool] = False
-    """Whether `add_product` exists for this kind."""
-    worth_holding: ClassVar[bool] = True
-    """Whether `mxref_torch.weights_held` holds W of this kind."""
 
     @abstractmethod
     def __init__(self, *saved: torch.Tensor) -> None: ...
 
     @classmethod
     @abstractmethod
-    def make(cls, tensor: LayerTensor, readers: Sequence[Reader]) -> Sequence[Self]:
-        """Return a tensor as each of one or two GEMMs of this kind reads it, in their order."""
+    def make(
+        cls, layer: Any, name: str, values: torch.Tensor, batch_place: torch.Tensor, readers: Sequence[Reader]
+    ) -> Sequence[Self]:
+        """Return X, W or dY as each of one or two GEMMs of this kind reads it, in their order.
+
+        Args:
+            layer: the `LayerState`, which knows where its tensors lie.
+            name: `x`, `w` or `dy`.
+            values: [tokens, features], or the weight [outputs, inputs].
+            batch_place: step and tokens of the micro-batch, from `operators.batch_place`.
+            readers: the GEMMs.
+        """
 
     @classmethod
     def draws(cls, spec: OperandSpec, backend: Backend) -> bool:
@@ -135,38 +122,26 @@ class Operand(ABC):
         """Return a second operand with the layout that the backend's GEMM reads, if it has one."""
         return self
 
-    def values(self, gemm: LayerGemm, which: int) -> torch.Tensor:
-        """Return the values of Fprop's operand number `which`, float32; block formats alone have it."""
-        raise NotImplementedError
-
     @abstractmethod
     def product(self, other: Self, gemm: LayerGemm, length: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return the result of a GEMM whose first operand this is, [M, N].
+        """Return the result [M, N] of a GEMM of this operand and a second one, in float32 or bfloat16.
 
-        Args:
-            other: the second operand.
-            gemm: the GEMM.
-            length: its contraction length.
-            dtype: of the result, float32 or bfloat16.
+        `length` is the GEMM's contraction length.
         """
-
-    def add_product(self, onto: torch.Tensor, other: Self, gemm: LayerGemm, length: int) -> None:
-        """Add the result to a contiguous float32 array [M, N] in place; the rest as in `product`."""
-        raise NotImplementedError
 
 
 class Bf16Operand(Operand):
     """A tensor in bfloat16, which both of its GEMMs read."""
 
-    worth_holding = False
-
     def __init__(self, data: torch.Tensor) -> None:
         self.data = data
 
     @classmethod
-    def make(cls, tensor: LayerTensor, readers: Sequence[Reader]) -> Sequence[Self]:
+    def make(
+        cls, layer: Any, name: str, values: torch.Tensor, batch_place: torch.Tensor, readers: Sequence[Reader]
+    ) -> Sequence[Self]:
         """Round to bfloat16 once for all readers."""
-        return [cls(cast(tensor.values, torch.bfloat16))] * len(readers)
+        return [cls(cast(values, torch.bfloat16))] * len(readers)
 
     def saved(self) -> tuple[torch.Tensor, ...]:
         """Return the data."""
@@ -185,9 +160,13 @@ class Fp8Operand(Operand):
         self.data, self.inverse, self.amax = data, inverse, amax
 
     @classmethod
-    def make(cls, tensor: LayerTensor, readers: Sequence[Reader]) -> Sequence[Self]:
+    def make(
+        cls, layer: Any, name: str, values: torch.Tensor, batch_place: torch.Tensor, readers: Sequence[Reader]
+    ) -> Sequence[Self]:
         """Round once for all readers, under the scale in force."""
-        quantized = _scales(readers[0][0]).quantize(tensor.name, tensor.values, tensor.largest)
+        of_ranks = layer.split is not None and name in layer.split.tensors
+        largest = layer.split.largest if of_ranks else None
+        quantized = _scales(readers[0][0]).quantize(name, values, largest)
         return [cls(*quantized)] * len(readers)
 
     def saved(self) -> tuple[torch.Tensor, ...]:
@@ -211,28 +190,28 @@ class Fp8Operand(Operand):
 class BlockOperand(Operand):
     """A tensor in a block format, packed along the contraction axis of its GEMM."""
 
-    adds_in_place = True
-
     def __init__(
         self, codes: torch.Tensor, scales: torch.Tensor, layout: Sequence[torch.Tensor] = ()
     ) -> None:
         self.codes, self.scales, self.layout = codes, scales, list(layout)
 
     @classmethod
-    def make(cls, tensor: LayerTensor, readers: Sequence[Reader]) -> Sequence[Self]:
+    def make(
+        cls, layer: Any, name: str, values: torch.Tensor, batch_place: torch.Tensor, readers: Sequence[Reader]
+    ) -> Sequence[Self]:
         """Quantize along the axis of each reader; two readers share one read of the tensor."""
         texts, streams = {1: "", 0: ""}, dict.fromkeys((1, 0))
         for gemm, which in readers:
             axis = OPERANDS[gemm.role][which].axis
             texts[axis], streams[axis] = gemm.texts[which], gemm.streams[which]
-        key, tokens = readers[0][0].context.backend_key, tensor.name != "w"
+        key, tokens = readers[0][0].context.backend_key, name != "w"
         stored = blocks.quantize(
-            tensor.values, tensor.batch_place, key, *texts.values(), *streams.values(), tensor.region, tokens
+            values, batch_place, key, *texts.values(), *streams.values(), layer.regions[name], tokens
         )
         made = [cls(*stored[at : at + 2]) for at in range(0, len(stored), 2)]
         first = readers[0][0]
-        if tensor.name == "x" and first.role is GemmRole.FPROP and _is_common(tensor.values, readers):
-            made[0].layout = made[0]._laid_out(first, 0, tensor.values.shape[1])
+        if name == "x" and first.role is GemmRole.FPROP and _is_common(values, readers):
+            made[0].layout = made[0]._laid_out(first, 0, values.shape[1])
         return made
 
     @classmethod
@@ -249,16 +228,13 @@ class BlockOperand(Operand):
         """Add the layout that the backend's GEMM reads in place of the codes, if it has one."""
         return type(self)(self.codes, self.scales, self._laid_out(gemm, 1, length))
 
-    def _laid_out(self, gemm: LayerGemm, which: int, length: int) -> list[torch.Tensor]:
+    def _laid_out(self, gemm: LayerGemm, which: int, length: int) -> Any:
         treatment = gemm.context.backend_key, gemm.texts[which], length, gemm.profile.value
-        layout: list[torch.Tensor] = blocks.prepare(self.codes, self.scales, *treatment)
-        return layout
+        return blocks.prepare(self.codes, self.scales, *treatment)
 
-    def values(self, gemm: LayerGemm, which: int) -> torch.Tensor:
-        """Dequantize the codes."""
-        treatment = gemm.context.backend_key, gemm.texts[which]
-        values: torch.Tensor = blocks.dequantize(self.codes, self.scales, *treatment)
-        return values
+    def values(self, gemm: LayerGemm, which: int) -> Any:
+        """Return the values of Fprop's operand number `which`, float32."""
+        return blocks.dequantize(self.codes, self.scales, gemm.context.backend_key, gemm.texts[which])
 
     def product(self, other: Self, gemm: LayerGemm, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Multiply by the backend's scaled GEMM."""
@@ -266,7 +242,7 @@ class BlockOperand(Operand):
         return gemm.result(blocks.scaled_gemm(*pair, name, gemm.role.value, gemm.tally), dtype)
 
     def add_product(self, onto: torch.Tensor, other: Self, gemm: LayerGemm, length: int) -> None:
-        """Add the product in place."""
+        """Add the product to a contiguous float32 array [M, N] in place; the rest as in `product`."""
         blocks.add_product(onto, *self._pair(other, gemm, length), gemm.role.value, gemm.tally)
 
     def _pair(self, other: Self, gemm: LayerGemm, length: int) -> tuple[Any, ...]:
@@ -313,12 +289,13 @@ def layer_gemms(
             streams=[
                 context.stream(index, o.id, spec) for o, spec in zip(OPERANDS[role], specs, strict=True)
             ],
-            by_layer=[operators.draws_by_layer(spec) for spec in specs],
+            common=[
+                context.backend.reads_left_layouts and not operators.draws_by_layer(spec) for spec in specs
+            ],
             profile=recipe.gemm,
             context=context,
             tally=tally,
             scales=scales,
-            lays_out_first=context.backend.reads_left_layouts,
             gain=float(np.float32(whole.gain)),
             out=whole.out,
             requantizes=gemms[GemmRole.FPROP] if recipe.source(role) is OperandSource.FPROP else None,
@@ -345,11 +322,11 @@ def _is_common(x: torch.Tensor, readers: Sequence[Reader]) -> bool:
 
     It merges equal calls. The shape of a layout must be known, and must not be a symbol of the compiler.
     """
-    if not torch.compiler.is_compiling() or not readers[0][0].lays_out_first:
+    if not torch.compiler.is_compiling() or not all(gemm.common[which] for gemm, which in readers):
         return False
     from torch.fx.experimental.symbolic_shapes import has_static_value  # has been imported by the compiler
 
-    return has_static_value(x.shape[0]) and not any(gemm.by_layer[which] for gemm, which in readers)
+    return has_static_value(x.shape[0])
 
 
 def _dense(a: torch.Tensor, b: torch.Tensor, gemm: LayerGemm, *inverses: torch.Tensor) -> torch.Tensor:

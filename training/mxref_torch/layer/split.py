@@ -1,10 +1,9 @@
 """A linear layer that several ranks compute together: each has a part of its outputs or of its inputs.
 
 Split by outputs (columns of X W^T), every rank reads all of X and gets its part of Y, and dX is the sum over ranks.
-Split by inputs, every rank reads its part of X, and Y is the sum over ranks. Sums over ranks are float32, and rounded
-to the type of X. FP8 and block formats give float32 parts to a sum, which is so rounded once. A BF16 GEMM rounds its
-part to BF16, so a BF16 layer rounds twice: its parts, and their sum. One process rounds such a layer once.
-The weight is a DTensor; operators see the part that lies on this rank alone, and draw the random bits of its place.
+Split by inputs, every rank reads its part of X, and Y is the sum over ranks. Sums are float32, and rounded to the type
+of X. A BF16 GEMM rounds its part first, so a BF16 layer rounds twice: its parts, and their sum. Operators see the part
+that lies on this rank alone, and draw the random bits of its place.
 Source: Shoeybi et al., "Megatron-LM" (arXiv 1909.08053), section 3.
 """
 
@@ -21,7 +20,6 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from mxref.placement import Placement
 from mxref.recipe import Recipe
-from mxref_torch import operators
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear
 from mxref_torch.layer.operands import width_units
@@ -57,19 +55,13 @@ class TensorSplit:
         assert isinstance(weight, DTensor)
         return weight.to_local()
 
-    def read(self, x: torch.Tensor) -> torch.Tensor:
+    def read(self, x: torch.Tensor) -> Any:
         """Return X in float32, as a rank reads it; the backward pass sums dX where each rank has a part of it."""
-        if self.axis == 1:
-            return x.float()
-        shared: torch.Tensor = _AddGradients.apply(x.float(), self.mesh.get_group())  # type: ignore[no-untyped-call]
-        return shared
+        return x.float() if self.axis == 1 else _AddGradients.apply(x.float(), self.mesh.get_group())  # type: ignore[no-untyped-call]
 
-    def summed(self, y: torch.Tensor) -> torch.Tensor:
+    def summed(self, y: torch.Tensor) -> Any:
         """Return Y in float32 from what a rank computes of it: the sum over ranks where each has a part of X."""
-        if self.axis == 0:
-            return y
-        whole: torch.Tensor = _AddParts.apply(y, self.mesh.get_group())  # type: ignore[no-untyped-call]
-        return whole
+        return y if self.axis == 0 else _AddParts.apply(y, self.mesh.get_group())  # type: ignore[no-untyped-call]
 
     def largest(self, amax: torch.Tensor) -> torch.Tensor:
         """Return the largest amax of all ranks; of NaN it is infinity, from which no scale is made either."""
@@ -109,45 +101,35 @@ class _AddParts(torch.autograd.Function):
 
 def check_split(name: str, shape: tuple[int, int], axis: int, ranks: int, recipe: Recipe) -> None:
     """Raise LayerError unless each rank gets whole blocks and Hadamard groups of a weight [outputs, inputs]."""
-    size, unit, why = shape[axis], 1, "to be split evenly"
-    for along, needed, role, spec in width_units(recipe):
-        if along == axis and needed > unit:
-            unit = needed
-            why = (
-                f"of which {role.value} has blocks (k = {operators.block_format(spec).k}) and Hadamard groups "
-                f"({spec.hadamard or 'none'}) that must not lie on two ranks"
-            )
-    if size % ranks or (size // ranks) % unit:
-        most = max((n for n in range(1, ranks) if size % n == 0 and (size // n) % unit == 0), default=1)
+    needs = [
+        (unit, f"of which {role.value} has blocks and Hadamard groups that must not lie on two ranks")
+        for along, unit, role, _ in width_units(recipe)
+        if along == axis
+    ]
+    size, (unit, why) = shape[axis], max(needs, default=(1, "to be split evenly"))
+    if size % ranks or size // ranks % unit:
         raise LayerError(
             f"{name} has {size} {_AXES[axis]}, and {ranks} ranks would have {size / ranks:g} each, not a multiple of "
-            f"{unit}, {why}: split it over {most} ranks at most, or change the width"
+            f"{unit}, {why}: split it over fewer ranks, or change the width"
         )
 
 
 def check_layer(name: str, layer: MXLinear, axis: int, ranks: int) -> None:
     """Raise LayerError as of `check_split`, under each recipe that a whole layer has at some step."""
-    schedule, recipes = layer.context.schedule, [layer.recipe]
-    if schedule is not None:
-        recipes = [by_name[schedule.names[layer.index]] for by_name in schedule.recipes]
-    for recipe in recipes:
+    schedule = layer.context.schedule
+    phases = [] if schedule is None else [phase[schedule.names[layer.index]] for phase in schedule.recipes]
+    for recipe in phases or [layer.recipe]:
         check_split(name, (layer.out_features, layer.in_features), axis, ranks, recipe)
 
 
 def split_layer(name: str, layer: MXLinear, axis: int, mesh: DeviceMesh) -> None:
-    """Have several ranks compute a converted layer together: its weight becomes a DTensor, of which each has a part.
+    """Have several ranks, along one axis of a mesh, compute a converted layer together; its weight becomes a DTensor.
 
-    Call it on every rank, before `fully_shard`. Random bits are those of the part's place in the whole weight.
-
-    Args:
-        name: the layer's, for messages.
-        layer: has no bias. A weight with values has the same on every rank.
-        axis: of the weight [outputs, inputs] that is split: 0 or 1.
-        mesh: the ranks, along one axis.
+    Call it on every rank, before `fully_shard`. Random bits are those of the part's place in the whole weight, of which
+    axis 0 or 1 is split. Each rank has the same values.
 
     Raises:
-        LayerError: the layer has a bias or is split already, or a rank would not get whole blocks and whole Hadamard
-            groups under a recipe of the layer.
+        LayerError: the layer has a bias or is split already; or as of `check_split`.
     """
     if layer.split is not None or layer.bias is not None:
         what = "has a bias" if layer.split is None else "is split already"
@@ -156,4 +138,8 @@ def split_layer(name: str, layer: MXLinear, axis: int, mesh: DeviceMesh) -> None
     whole = layer.weight
     weight = distribute_tensor(whole.detach(), mesh, [Shard(axis)], src_data_rank=None)
     layer.weight = nn.Parameter(weight, requires_grad=whole.requires_grad)
-    layer.take_part(TensorSplit(axis, mesh))
+    split, shape = TensorSplit(axis, mesh), (layer.out_features, layer.in_features)
+    layer.split = split
+    layer.out_features, layer.in_features = split.own(layer.weight.detach()).shape
+    for tensor, placement in split.placements(shape).items():
+        layer.lies_at(tensor, placement)

@@ -25,8 +25,9 @@ from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_torch.layer.operands import (
     KINDS,
     READERS,
+    Bf16Operand,
+    BlockOperand,
     LayerGemm,
-    LayerTensor,
     Operand,
     Reader,
     layer_gemms,
@@ -67,10 +68,8 @@ class LayerState(nn.Linear):
         self.weight, self.bias = source.weight, source.bias
         self.context, self.index = context, index
         self.census = operators.LayerCensus()
-        context.layers.append(self.census)
         self.tally = operators.register_census(self.census)
         self.evaluation_tally = -self.tally
-        self._has_scales = False
         self.split: Any = None
         """How ranks compute the layer together: a `layer.split.TensorSplit`; None: this process has all of it."""
         self.regions = dict.fromkeys(READERS, operators.WHOLE)
@@ -78,11 +77,7 @@ class LayerState(nn.Linear):
         self.last_pass: tuple[Any, int, int, Recipe] | None = None
         """The weight, its version, the step and the recipe of the last forward pass of training."""
         self.switch(recipe)
-        self._join_schedule()
-
-    def _join_schedule(self) -> None:
-        if self.context.schedule is not None:
-            self.context.schedule.join(self.index, self)
+        context.layers[self] = None
 
     # The recipe.
 
@@ -90,10 +85,7 @@ class LayerState(nn.Linear):
         """Compute by another recipe from now on; the weight, the index in the random streams and the census stay.
 
         Call it between optimizer steps, after `advance`. The history of FP8's scales starts anew: the first step uses
-        each tensor's own amax. Nothing happens if the layer has this recipe already.
-
-        Args:
-            recipe: the treatment of the three GEMMs. Its `keep_bf16` is not read.
+        each tensor's own amax. Nothing happens if the layer has this recipe already. `keep_bf16` is not read.
 
         Raises:
             StepError: a backward pass has run since the last `advance`.
@@ -101,9 +93,8 @@ class LayerState(nn.Linear):
         if self._has(recipe):
             return
         self.check_use(recipe)
-        if self._has_scales:
+        if hasattr(self, "fp8"):
             del self.fp8
-            self._has_scales = False
         self.last_pass = None
         self.switch(recipe)
 
@@ -121,19 +112,13 @@ class LayerState(nn.Linear):
     def switch(self, recipe: Recipe, in_region: bool = False) -> None:
         """Compute by another recipe from the next forward pass on; a backward pass has the recipe of its forward pass.
 
-        FP8's history stays, and goes on when a recipe with delayed scaling is used again.
-
-        Args:
-            recipe: the treatment of the three GEMMs.
-            in_region: whether it is that of a region, and the layer keeps a recipe of its own.
+        FP8's history stays, and goes on when a recipe with delayed scaling is used again. `in_region`: the recipe is
+        that of a region, and the layer keeps one of its own.
         """
-        kinds = {recipe.kind(role) for role in GemmRole}
-        scales = None
-        if "fp8" in kinds and recipe.fp8_scaling is Fp8Scaling.CURRENT:
-            scales = Fp8Scales(recipe.fp8_scaling)
-        elif "fp8" in kinds:
-            scales = self.history()
-            scales.of_region &= in_region
+        kinds, scales = {recipe.kind(role) for role in GemmRole}, None
+        if "fp8" in kinds:
+            delayed = recipe.fp8_scaling is Fp8Scaling.DELAYED
+            scales = self.history() if delayed else Fp8Scales(Fp8Scaling.CURRENT)
         self.recipe, self.in_region = recipe, in_region
         self.recipe_id = torch.tensor(int(recipe.digest[:12], 16), device="cpu")
         """Tells recipes apart in compiled code and under activation checkpointing."""
@@ -156,10 +141,9 @@ class LayerState(nn.Linear):
         )
 
     def history(self) -> Fp8Scales:
-        """Return the scales of delayed scaling, made for a region if the layer has none."""
-        if not self._has_scales:
+        """Return the scales of delayed scaling, made if the layer has none. A region leaves them behind."""
+        if not hasattr(self, "fp8"):
             self.fp8 = self.scales_class(Fp8Scaling.DELAYED, self.weight.device)
-            self.fp8.of_region = self._has_scales = True
         return self.fp8
 
     # The operands.
@@ -178,20 +162,19 @@ class LayerState(nn.Linear):
             name: `x`, `w` or `dy`.
             values: its values, of high precision: [tokens, features], or the Parameter.
             batch_place: where the micro-batch lies in training, from `operators.batch_place`.
-            gemms: the GEMMs that will read it, one or two of a layer with this weight.
+            gemms: in the order of their roles. Those that do not read the tensor get nothing.
             record_amax: whether FP8's history takes note of its amax: in training, not in evaluation.
         """
         self._announce(name)
-        by_role = {gemm.role: gemm for gemm in gemms}
         made: dict[GemmRole, Operand] = {}
         by_kind: dict[type[Operand], list[Reader]] = {}
         of_fprop: list[LayerGemm] = []
-        for role, which in READERS[name]:
-            gemm = by_role.get(role)
-            if gemm is None:
+        for gemm in {gemm.role: gemm for gemm in gemms}.values():
+            which = dict(READERS[name]).get(gemm.role)
+            if which is None:
                 continue
             if name == "w" and gemm.held is not None:
-                made[role] = gemm.held
+                made[gemm.role] = gemm.held
                 if record_amax:
                     gemm.held.record_amax(name, gemm)
             elif gemm.requantizes is not None and which == 1:
@@ -199,18 +182,17 @@ class LayerState(nn.Linear):
             else:
                 by_kind.setdefault(gemm.kind, []).append((gemm, which))
         try:
-            if by_kind:
-                tensor = self._tensor(name, self.as_read(values) if name == "w" else values, batch_place)
-            for kind, readers in by_kind.items():
-                operands = kind.make(tensor, readers)
+            for readers in by_kind.values():
+                read = self.as_read(values) if name == "w" else values
+                operands = readers[0][0].kind.make(self, name, read, batch_place, readers)
                 if record_amax:
                     operands[0].record_amax(name, readers[0][0])
                 made |= {gemm.role: operand for (gemm, _), operand in zip(readers, operands, strict=True)}
             for gemm in of_fprop:
                 assert gemm.requantizes is not None
-                first = (
-                    made.get(_FPROP) or self.operands(name, values, batch_place, [gemm.requantizes])[_FPROP]
-                )
+                first = made.get(_FPROP)
+                if first is None:
+                    first = self.operands(name, values, batch_place, [gemm.requantizes])[_FPROP]
                 made[gemm.role] = self.requantized(name, first, batch_place, gemm)
         except BaseException as err:
             err.add_note(f"{operators.NOTE}{name} of layer {self.census.name or self.index}")
@@ -220,15 +202,11 @@ class LayerState(nn.Linear):
     def requantized(self, name: str, first: Operand, batch_place: torch.Tensor, gemm: LayerGemm) -> Operand:
         """Return X or W as a backward GEMM reads it, made of the values of Fprop's operand `first`."""
         self._announce(name)
-        assert gemm.requantizes is not None
         (_, which), (_, own) = READERS[name]
-        tensor = self._tensor(name, first.values(gemm.requantizes, which), batch_place)
-        return gemm.kind.make(tensor, [(gemm, own)])[0]
-
-    def _tensor(self, name: str, values: torch.Tensor, batch_place: torch.Tensor) -> LayerTensor:
-        split = self.split
-        largest = None if split is None or name not in split.tensors else split.largest
-        return LayerTensor(name, values, batch_place, self.regions[name], largest)
+        assert gemm.requantizes is not None
+        assert isinstance(first, BlockOperand)  # recipes have no other source
+        values = first.values(gemm.requantizes, which)
+        return gemm.kind.make(self, name, values, batch_place, [(gemm, own)])[0]
 
     def _announce(self, name: str) -> None:
         """Tell watchers which tensor the next operators read."""
@@ -246,7 +224,7 @@ class LayerState(nn.Linear):
         if hasattr(self.weight, "to_local"):
             return []
         widths = {GemmRole.FPROP: self.in_features, GemmRole.DGRAD: self.out_features}
-        gemms = [self.gemms[role] for role in widths if self.gemms[role].kind.worth_holding]
+        gemms = [self.gemms[role] for role in widths if self.gemms[role].kind is not Bf16Operand]
         made = self.operands("w", self.weight.detach(), self.context.batch_place, gemms)
         for gemm in gemms:
             gemm.held = made[gemm.role].prepared(gemm, widths[gemm.role])
@@ -254,21 +232,14 @@ class LayerState(nn.Linear):
 
     # The place in training.
 
-    def begin_pass(self) -> None:
-        """Note that a forward pass of training begins."""
-        if self.low_precision or self.context.follows_schedule:
-            self.check_pass()
-        if self.census.listener is not None:
-            self.census.listener(None, 0)
-
     def check_pass(self) -> None:
-        """Check a forward pass of training. Nothing that it remembers decides what the layer computes.
+        """Check a forward pass of training that begins. Nothing that it remembers decides what the layer computes.
 
-        Raises:
-            LayerError: a backward pass recomputes a forward pass that ran under another recipe.
-            StepError: the weight has changed since the forward pass before, and the step of random bits has not.
+        LayerError for a recomputation by another recipe, StepError where random bits would be drawn again.
         """
         weight, context = self.weight, self.context
+        if not self.low_precision and not context.follows_schedule:
+            return
         now = weakref.ref(weight), weight._version, context.step, self.recipe
         if self.last_pass is not None:
             known, version, step, recipe = self.last_pass
@@ -288,22 +259,12 @@ class LayerState(nn.Linear):
                     context.note_next_step()
         self.last_pass = now
 
-    def advance(self) -> None:
-        """Close an optimizer step: compute the next FP8 scales, and hold no quantized weight."""
-        self.release_weight()
-        if self._has_scales:
-            self.fp8.advance()
-
     def restart(self) -> None:
-        """Forget this step's quantized weights and FP8 history: the step is done over."""
-        self._reopen()
-        if self._has_scales:
-            self.fp8.restart()
-
-    def _reopen(self) -> None:
-        """Forget the step and the version of the weight that it trained."""
+        """Forget what the step has left, which is done over: quantized weights, FP8's amaxes, the weight's version."""
         self.release_weight()
         self.last_pass = None
+        if hasattr(self, "fp8"):
+            self.fp8.restart()
 
     def release_weight(self) -> None:
         """Hold W no longer."""
@@ -312,7 +273,8 @@ class LayerState(nn.Linear):
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
-        self._reopen()
+        self.release_weight()
+        self.last_pass = None
         self.context.reopen_step()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -323,7 +285,7 @@ class LayerState(nn.Linear):
         """Take the state of `__getstate__`."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.release_weight()
-        self._join_schedule()
+        self.context.layers[self] = None
         # A copy counts for itself.
         self.tally.copy_(operators.register_census(self.census))
         self.evaluation_tally.copy_(-self.tally)
@@ -340,47 +302,26 @@ class LayerState(nn.Linear):
 
         Raises:
             LayerError: no such tensor.
-            ShapeError: not two axes.
         """
         if tensor not in READERS:
             raise LayerError(f"no tensor of a linear layer is named {tensor!r}; take {', '.join(READERS)}")
         self.regions[tensor] = operators.region_words(placement)
 
-    def take_part(self, split: Any) -> None:
-        """Compute a part of the layer, as `mxref_torch.layer.split.split_layer` has prepared it."""
-        whole = self.out_features, self.in_features
-        self.split = split
-        self.out_features, self.in_features = split.own(self.weight.detach()).shape
-        for tensor, placement in split.placements(whole).items():
-            self.lies_at(tensor, placement)
-
 
 def check_recomputation(ctx: Any, recipe_id: Any, batch_place: torch.Tensor) -> None:
-    """Check that activation checkpointing, where it computed a forward pass again, computed the same.
+    """Raise LayerError or StepError where activation checkpointing recomputed by another recipe or at another place.
 
-    Args:
-        ctx: has the recipe and the place of the micro-batch in the forward pass, where they count.
-        recipe_id: the saved one, the same tensor unless that was saved anew.
-        batch_place: likewise.
-
-    Raises:
-        LayerError: the recipes differ.
-        StepError: the places differ, which decide random bits.
+    `ctx` has both as of the forward pass, where they count. The saved tensors are the same unless saved anew.
     """
-    if (
-        ctx.recipe_id is not None
-        and ctx.recipe_id is not recipe_id
-        and not torch.equal(ctx.recipe_id, recipe_id)
-    ):
+    first = ctx.recipe_id
+    if first is not None and first is not recipe_id and not torch.equal(first, recipe_id):
         raise LayerError(RECOMPUTED)
-    if ctx.batch_place is not None and ctx.batch_place is not batch_place:
-        (step, token, _), (again, at, _) = forward, recomputed = (
-            ctx.batch_place.tolist(),
-            batch_place.tolist(),
-        )
-        if forward != recomputed:
-            raise StepError(
-                f"activation checkpointing computed a forward pass again at another place (step {again}, token {at}) "
-                f"than it ran at (step {step}, token {token}), with other random bits: run the backward pass of each "
-                "micro-batch before the next forward pass, and once"
-            )
+    place = ctx.batch_place
+    if place is None or place is batch_place or torch.equal(place, batch_place):
+        return
+    (step, token, _), (again, at, _) = place.tolist(), batch_place.tolist()
+    raise StepError(
+        f"activation checkpointing computed a forward pass again at another place (step {again}, token {at}) "
+        f"than it ran at (step {step}, token {token}), with other random bits: run the backward pass of each "
+        "micro-batch before the next forward pass, and once"
+    )

@@ -21,13 +21,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import library
 
 from mxref.backend import Backend
-from mxref.errors import BackendError, RecipeError, ShapeError, UnsupportedError
+from mxref.errors import UnsupportedError
 from mxref.formats import BlockFormat, OperandFormat
 from mxref.mxarray import MXArray
 from mxref.placement import Placement
@@ -36,7 +36,7 @@ from mxref.roles import GemmRole
 from mxref.steps.hadamard import SignPolicy
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
-from mxref.tomlio import build, nearest, to_table
+from mxref.tomlio import build, to_table
 
 Gemm = tuple[GemmRole, OperandFormat, OperandFormat]
 """The key of the census: a GEMM's role and the formats of its two operands."""
@@ -68,7 +68,7 @@ class LayerCensus(Counter[Gemm]):
 NOTE = "mxref: "
 """Begins a note on an exception that left an operator: which operator it was, and what it computed for which layer."""
 
-_backends: dict[str, Backend] = {}
+backends: dict[str, Backend] = {}
 _tallies: weakref.WeakValueDictionary[int, Census] = weakref.WeakValueDictionary()
 _handles = itertools.count(1)
 
@@ -80,11 +80,8 @@ def operator(
 
     No result shares memory with another tensor, and no argument is changed, except the one that `changes` names, which
     has to be the first. `like` gets those of the operator's arguments that its parameters name, and returns results of
-    the right shapes and types without values: compilers ask for them.
-
-    PyTorch's `custom_op` makes the same, and adds three times as much to a call: it looks at each result for
-    shared memory, and has an autograd formula to raise an error. Here tests look, and the operator itself refuses
-    what would need its gradient.
+    the right shapes and types without values: compilers ask for them. PyTorch's `custom_op` makes the same, and adds
+    three times as much to a call.
     """
 
     def decorate(function: Callable[..., Any]) -> torch._ops.OpOverload:
@@ -132,7 +129,7 @@ def operator(
 
 def _failed_in(name: str, given: dict[str, Any]) -> str:
     """Return which operator of which backend failed, with its GEMM's role and layer if it counts one."""
-    backend = _backends.get(given.get("backend", ""))
+    backend = backends.get(given.get("backend", ""))
     whose = f"backend {backend.name!r} failed in " if backend else ""
     tally = given.get("tally")
     census = None if tally is None else _tallies.get(abs(int(tally.item())))
@@ -142,20 +139,11 @@ def _failed_in(name: str, given: dict[str, Any]) -> str:
 
 def register_backend(backend: Backend) -> str:
     """Return the key by which operators find the backend: its name, numbered if another one has it."""
-    for number in itertools.count(1):
-        key = backend.name if number == 1 else f"{backend.name}#{number}"
-        if _backends.setdefault(key, backend) is backend:
-            return key
-    raise AssertionError("unreachable: the count does not end")
-
-
-def backend_of(key: str) -> Backend:
-    """Return the backend of a key; BackendError if there is none."""
-    if key not in _backends:
-        raise BackendError(
-            f"backend {key!r} is not registered{nearest(key, _backends)}; see register_backend"
-        )
-    return _backends[key]
+    key, number = backend.name, 1
+    while backends.setdefault(key, backend) is not backend:
+        number += 1
+        key = f"{backend.name}#{number}"
+    return key
 
 
 def register_census(census: Census) -> torch.Tensor:
@@ -195,10 +183,7 @@ _device_step: torch.Tensor | None = None
 
 @contextmanager
 def device_step(step: torch.Tensor) -> Iterator[None]:
-    """Have kernels within the block read the step from the device: a CUDA graph that is captured there has no number.
-
-    It holds for all threads, as a backward pass runs on others. `step` is int64 [1] on the device of the operands.
-    """
+    """Have kernels of all threads read the step within the block, int64 [1], from the device, as a graph has to."""
     global _device_step
     before, _device_step = _device_step, step
     try:
@@ -207,11 +192,9 @@ def device_step(step: torch.Tensor) -> Iterator[None]:
         _device_step = before
 
 
-def placed(
-    stream: Stream, origin: tuple[int, ...] | None = None, global_shape: tuple[int, ...] | None = None
-) -> Placement:
-    """Return a placement whose step is the one of `device_step`, if there is one."""
-    return Placement(stream, origin, global_shape, step=_device_step)
+def step_on_device() -> torch.Tensor | None:
+    """Return the step of `device_step`, if there is one."""
+    return _device_step
 
 
 def formats_text(a: OperandFormat, b: OperandFormat) -> str:
@@ -244,9 +227,8 @@ def parse_spec(text: str) -> OperandSpec:
 
 
 def block_format(spec: OperandSpec) -> BlockFormat:
-    """Return the block format of a spec; RecipeError if it has no blocks."""
-    if not isinstance(spec.format, BlockFormat):
-        raise RecipeError(f"an operator takes block formats, and {spec.format} has no blocks")
+    """Return the block format of a spec that has blocks."""
+    assert isinstance(spec.format, BlockFormat)
     return spec.format
 
 
@@ -266,10 +248,7 @@ def draws_by_layer(spec: OperandSpec) -> bool:
 
 
 def _words(values: Sequence[int]) -> torch.Tensor:
-    """Return integers that differ between layers and steps as operators take them: int64, on the CPU.
-
-    `torch.compile` would compile anew for every value of an integer; all values of a tensor share one graph.
-    """
+    """Return integers as operators take them, int64 on the CPU: of one graph for all values, as compilers need it."""
     return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 
@@ -278,23 +257,16 @@ def stream_words(seed: int, layer: int, operand: int) -> torch.Tensor:
     return _words([seed & 0xFFFFFFFF, seed >> 32, layer, operand])
 
 
-_WHOLE = (0, 0, -1, -1)
-WHOLE = _words(_WHOLE)
-"""`region_words` of a matrix that is not part of a larger one."""
-
-
 def region_words(placement: Placement) -> torch.Tensor:
     """Return where a matrix lies as operators take it, int64 [4]: row, column, global rows, global columns.
 
     A global length of -1 is that of the matrix itself. A step's tokens are not in it: they come by `batch_place`.
-
-    Raises:
-        ShapeError: not two axes.
     """
-    origin, shape = placement.origin or _WHOLE[:2], placement.global_shape or _WHOLE[2:]
-    if len(origin) != 2 or len(shape) != 2:
-        raise ShapeError(f"a matrix has two axes, got origin {origin} and global shape {shape}")
-    return _words([*origin, *shape])
+    return _words([*(placement.origin or (0, 0)), *(placement.global_shape or (-1, -1))])
+
+
+WHOLE = region_words(Placement())
+"""`region_words` of a matrix that is not part of a larger one."""
 
 
 def batch_place(step: int, token_origin: int = 0, global_tokens: int | None = None) -> torch.Tensor:
@@ -350,17 +322,8 @@ class Multiplied:
     """The answer [M, N], an array of the backend."""
 
 
-class Watcher(Protocol):
-    """Receives every operation of the operators."""
-
-    def quantized(self, call: Quantized) -> None:
-        """Receive a quantization."""
-
-    def multiplied(self, call: Multiplied) -> None:
-        """Receive a scaled GEMM."""
-
-    def reading(self, layer: int, tensor: str) -> None:
-        """Learn the index of the layer, and the tensor, `x`, `w` or `dy`, that the next operators read."""
-
-
-watchers: list[Watcher] = []
+watchers: list[Any] = []
+"""
+Their methods `quantized` and `multiplied` receive every operation of block formats. `reading` receives the index of a
+layer and the tensor, `x`, `w` or `dy`, that the next operators read.
+"""

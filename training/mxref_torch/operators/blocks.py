@@ -13,7 +13,6 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from mxref.backend import Backend
-from mxref.errors import ShapeError
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.placement import Placement
 from mxref.recipe import GemmProfile, OperandSpec
@@ -24,14 +23,14 @@ from mxref_torch.bridge import from_backend, to_backend
 from mxref_torch.operators import (
     Multiplied,
     Quantized,
-    backend_of,
+    backends,
     block_format,
     block_unit,
     count,
     draws,
     operator,
     parse_spec,
-    placed,
+    step_on_device,
     watchers,
 )
 
@@ -67,9 +66,9 @@ def quantize(
         x: float32, bfloat16 or float16 [M, N], any strides.
         batch_place: from `operators.batch_place`, on the CPU.
         backend: key from `register_backend`.
-        row_spec: treatment along axis 1, from `spec_text`; empty: it is not quantized along this axis.
+        row_spec: treatment along axis 1, from `spec_text`; empty, and without a stream: none along this axis.
         column_spec: likewise along axis 0.
-        row_stream: from `stream_words`; None where there is no treatment.
+        row_stream: from `stream_words`.
         column_stream: likewise.
         region: where `x` lies in the layer's whole tensor, from `region_words`.
         tokens: whether axis 0 is tokens, as in activations and gradients. `batch_place` then says where they lie, and
@@ -78,22 +77,20 @@ def quantize(
     Returns:
         For axis 1 and then for axis 0 packed codes uint8 [rows, K * bits / 8] and scale codes uint8 [rows, K / k],
         block axis last, K its padded length.
-
-    Raises:
-        MxrefError: as `mxref.Backend.quantize`.
     """
-    impl = backend_of(backend)
-    axes, specs, placements = [], [], []
+    impl, axes, specs, placements = backends[backend], [], [], []
     for axis, text, stream in ((1, row_spec, row_stream), (0, column_spec, column_stream)):
         if stream is not None:
             axes.append(axis)
             specs.append(parse_spec(text))
             placements.append(_placement(x, batch_place, specs[-1], stream, region, tokens))
-    pads = [tokens and axis == 0 for axis in axes]
-    filled = _whole_blocks(x, specs[-1], placements[-1], tokens) if axes[-1] == 0 else x
-    source = to_backend(filled, impl)
+    filled = _whole_blocks(x, specs[-1], placements[-1]) if tokens and axes[-1] == 0 else x
+    source, pads = to_backend(filled, impl), [tokens and axis == 0 for axis in axes]
     if len(axes) == 2:
-        made = impl.quantize_dual(source, tuple(specs), placements=tuple(placements), pads=tuple(pads))
+        (row, column), (first, second) = specs, placements
+        made: tuple[MXArray, ...] = impl.quantize_dual(
+            source, (row, column), placements=(first, second), pads=(False, tokens)
+        )
     else:
         made = (impl.quantize(source, specs[0], axis=axes[0], placement=placements[0], pad=pads[0]),)
     for watcher in watchers:
@@ -122,34 +119,33 @@ def _placement(
     step, first, total = batch_place.tolist()
     source = Stream(low | high << 32, step, layer, operand)
     if spec.rounding is not Rounding.SR:
-        return placed(source) if spec.signs is not SignPolicy.FIXED else Placement(source)
+        return Placement(source, step=None if spec.signs is SignPolicy.FIXED else step_on_device())
     row, column, rows, columns = region.tolist()
     if tokens:
         row, rows = first, total
-    if rows < 0 and columns < 0:
-        return placed(source, (row, column))
-    own = (rows if rows >= 0 else x.shape[0], columns if columns >= 0 else x.shape[1])
-    return placed(source, (row, column), own)
+    whole = None
+    if rows >= 0 or columns >= 0:
+        whole = rows if rows >= 0 else x.shape[0], columns if columns >= 0 else x.shape[1]
+    return Placement(source, (row, column), whole, step=step_on_device())
 
 
-def _whole_blocks(x: torch.Tensor, spec: OperandSpec, placement: Placement, tokens: bool) -> torch.Tensor:
+def _whole_blocks(x: torch.Tensor, spec: OperandSpec, placement: Placement) -> torch.Tensor:
     """Return a matrix whose tokens, along axis 0, fill whole blocks: with zeros, where others may follow in the step.
 
     A backend itself fills up the end of a step alone.
     """
-    if not tokens or placement.global_shape is None or placement.origin is None:
-        return x
     missing = -x.shape[0] % block_unit(spec)
-    if not missing or placement.origin[0] + x.shape[0] >= placement.global_shape[0]:
+    if not missing or placement.global_shape is None or placement.origin is None:
         return x
-    return torch.nn.functional.pad(x.detach(), (0, 0, 0, missing))
+    ends = placement.origin[0] + x.shape[0] >= placement.global_shape[0]
+    return x if ends else torch.nn.functional.pad(x.detach(), (0, 0, 0, missing))
 
 
 def _empty_layout(
     codes: torch.Tensor, scales: torch.Tensor, backend: str, spec: str, length: int, profile: str
 ) -> list[torch.Tensor]:
     shapes = tuple(tuple(int(n) for n in t.shape) for t in (codes, scales))
-    parts = _layout_of(backend_of(backend), shapes, spec, int(length), profile)
+    parts = _layout_of(backends[backend], shapes, spec, int(length), profile)
     return [codes.new_empty(shape, dtype=dtype) for shape, dtype in parts]
 
 
@@ -159,18 +155,9 @@ def prepare(
 ) -> list[torch.Tensor]:
     """Return the layout that a backend's GEMM reads in place of an operand's codes: none where it reads codes.
 
-    Args:
-        codes: uint8 [rows, K * bits / 8].
-        scales: uint8 [rows, K / k].
-        backend: key from `register_backend`.
-        spec: treatment that made the operand, from `spec_text`.
-        length: contraction length before padding, at most K.
-        profile: of the GEMMs to come.
-
-    Raises:
-        MxrefError: as `mxref.Backend.prepare`.
+    `codes`, `scales` and `spec` are as in `quantize`, `length` and `profile` as in `scaled_gemm`.
     """
-    impl = backend_of(backend)
+    impl = backends[backend]
     prepared = impl.prepare(
         _operand(codes, scales, parse_spec(spec), length, impl), profile=GemmProfile(profile)
     )
@@ -220,7 +207,7 @@ def scaled_gemm(
     role: str,
     tally: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return A B^T of two operands quantized along the contraction axis, and count it.
+    """Return A B^T [M, N] of two operands quantized along the contraction axis, and count it.
 
     Args:
         a: codes uint8 [M, K * bits / 8], scale codes uint8 [M, K / k], and what `prepare` made of them, or nothing.
@@ -233,15 +220,8 @@ def scaled_gemm(
         out_dtype: `float32` or `bfloat16`.
         role: the linear layer's GEMM that this is.
         tally: handle from `register_census`; None counts nowhere.
-
-    Returns:
-        [M, N] of `out_dtype`.
-
-    Raises:
-        ShapeError: operands that do not fit together.
-        UnsupportedError: a profile or type that the backend does not declare.
     """
-    impl = backend_of(backend)
+    impl = backends[backend]
     first, second = _operands(a, b, impl, (a_spec, b_spec), length, profile)
     out = impl.scaled_gemm(first, second, profile=GemmProfile(profile), out_dtype=out_dtype)
     count(tally, role, (first.format, second.format), a[0].shape[0], length)
@@ -268,7 +248,7 @@ def add_product(
     `onto`, float32 [M, N] and contiguous, becomes fl32(onto + A B^T); the rest is as in `scaled_gemm`. If the backend
     raises an error, `onto` is as it was.
     """
-    impl = backend_of(backend)
+    impl = backends[backend]
     first, second = _operands(a, b, impl, (a_spec, b_spec), length, profile)
     impl.add_product(first, second, to_backend(onto, impl), profile=GemmProfile(profile))
     count(tally, role, (first.format, second.format), a[0].shape[0], length)
@@ -281,34 +261,18 @@ def _empty_values(codes: torch.Tensor, scales: torch.Tensor, spec: str) -> torch
 
 @operator(like=_empty_values)
 def dequantize(codes: torch.Tensor, scales: torch.Tensor, backend: str, spec: str) -> torch.Tensor:
-    """Return the values of a matrix that was quantized along axis 1 and not padded, float32 [M, K].
-
-    Args:
-        codes: uint8 [M, K * bits / 8].
-        scales: uint8 [M, K / k].
-        backend: key from `register_backend`.
-        spec: treatment that made it, from `spec_text`.
-
-    Raises:
-        MxrefError: as `mxref.Backend.dequantize`.
-    """
-    impl, treatment = backend_of(backend), parse_spec(spec)
+    """Return the values of a matrix that was quantized along axis 1 and not padded, float32 [M, K]."""
+    impl, treatment = backends[backend], parse_spec(spec)
     q = _operand(codes, scales, treatment, scales.shape[1] * block_format(treatment).k, impl)
     return from_backend(impl.dequantize(q, "float32"), impl)
 
 
 @operator(like=lambda product, out_dtype: torch.empty_like(product, dtype=getattr(torch, out_dtype)))
 def gained(product: torch.Tensor, gain: float, narrow: bool, out_dtype: str) -> torch.Tensor:
-    """Return fl32(product * gain), rounded to an output type.
+    """Return fl32(product * gain), a float32 of any shape, in a type; `narrow`: rounded to bfloat16 first.
 
     It is an operator because a compiler would fuse the multiplication with an addition behind it, and leave out the
     rounding to a type that is widened again.
-
-    Args:
-        product: float32, any shape.
-        gain: a float32.
-        narrow: whether to round to bfloat16 first.
-        out_dtype: `float32` or `bfloat16`.
     """
     out = product * gain
     return (out.to(torch.bfloat16) if narrow else out).to(getattr(torch, out_dtype))
@@ -322,10 +286,8 @@ def _operands(
     length: int,
     profile: str,
 ) -> tuple[MXArray, MXArray]:
-    """Return both operands of a product as the backend takes them; ShapeError if their transforms differ."""
+    """Return both operands of a product as the backend takes them."""
     specs = parse_spec(texts[0]), parse_spec(texts[1])
-    if len({(spec.hadamard, spec.signs, spec.sign_vector) for spec in specs}) > 1:
-        raise ShapeError("scaled_gemm: operands carry different Hadamard transforms; both need the same one")
     made = []
     for (codes, scales, *layout), spec in zip((a, b), specs, strict=True):
         q = _operand(codes, scales, spec, length, impl)

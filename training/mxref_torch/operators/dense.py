@@ -25,10 +25,6 @@ def _decode(q: torch.Tensor) -> torch.Tensor:
     return _values(q.dtype).index_select(0, codes).view(q.shape)
 
 
-_FP8_UNIT = 16
-"""For FP8, cuBLAS needs N and K to be multiples of this."""
-
-
 def _empty(a: torch.Tensor, b: torch.Tensor, a_inverse: torch.Tensor | None = None) -> torch.Tensor:
     narrow = a.dtype is torch.bfloat16 or a_inverse is not None
     return a.new_empty((a.shape[0], b.shape[0]), dtype=torch.bfloat16 if narrow else torch.float32)
@@ -43,22 +39,14 @@ def dense_gemm(
     a_inverse: torch.Tensor | None = None,
     b_inverse: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return A B^T of two BF16 or two FP8 operands, accumulated in float32, and count it.
+    """Return A B^T [M, N] of two BF16 or two FP8 operands, accumulated in float32, and count it.
 
     A Hopper multiplies FP8 operands by its FP8 matrix units without fast accumulation, within the error class
     `fp8-hopper`. Elsewhere they are decoded and multiplied without rounding: their values have at most 4 significant
-    bits, which every matrix unit multiplies exactly.
+    bits, which every matrix unit multiplies exactly. The product is multiplied by both inverses, fl32(1 / scale) of A
+    and B as float32 scalars, if they are given. `role` and `tally` are as in `blocks.scaled_gemm`.
 
-    Args:
-        a: [M, K], bfloat16, float8_e4m3fn or float8_e5m2.
-        b: [N, K], likewise.
-        role: the linear layer's GEMM that this is.
-        tally: handle from `register_census`; None counts nowhere.
-        a_inverse: fl32(1 / scale) of A in FP8, float32 scalar, by which the product is multiplied; None: no factor.
-        b_inverse: that of B; both or none.
-
-    Returns:
-        [M, N]: bfloat16 (rounded once) from BF16 operands, and from FP8 where the inverses are given; else float32.
+    The result is bfloat16 (rounded once) from BF16 operands, and from FP8 where the inverses are given; else float32.
     """
     if a.dtype is torch.bfloat16:
         if a.device.type == "cpu" and _widens():
@@ -83,17 +71,14 @@ def dense_gemm(
 def _multiplies_fp8(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether the GPU's FP8 units multiply two operands."""
     whole = a.shape[0] > 0 and b.shape[0] > 0 and a.shape[1] > 0
-    aligned = b.shape[0] % _FP8_UNIT == 0 and a.shape[1] % _FP8_UNIT == 0
+    aligned = b.shape[0] % 16 == 0 and a.shape[1] % 16 == 0  # cuBLAS needs it of N and K
     pair = torch.float8_e4m3fn in (a.dtype, b.dtype)  # cuBLAS has no product of two E5M2
     return whole and aligned and pair and _is_hopper(a.device)
 
 
 @cache
 def _widens() -> bool:
-    """Return whether float32 is the faster way to a BF16 product on this CPU.
-
-    Without AVX-512 torch has no vector code for it, and takes 4 to 80 times as long as for float32.
-    """
+    """Return whether float32 is the faster way to a BF16 product: without AVX-512, torch has no vector code for it."""
     return torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
@@ -112,8 +97,7 @@ def _by_fp8_units(
 ) -> torch.Tensor:
     """Return A B^T times the inverses in bfloat16, or without them in float32.
 
-    cuBLAS multiplies by both scales at once. In float32 that would be another result than two multiplications give;
-    rounded to bfloat16 it is one that some sum within the error class gives too.
+    cuBLAS multiplies by both scales at once: rounded to bfloat16 a result of the error class, in float32 none of it.
     """
     dtype = torch.bfloat16
     if a_inverse is None or b_inverse is None:

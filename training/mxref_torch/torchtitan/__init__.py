@@ -2,20 +2,9 @@
 
 `MXLinearConverter.Config(recipe=...)` goes into the list `converters` of torchtitan's `model_registry`. The layers
 then follow torchtitan's optimizers, and its checkpoints hold their place in training. Nothing else imports this
-package: it needs torchtitan 0.3.
+package: it needs torchtitan 0.3, which `pip install 'mxref[torchtitan]'` installs.
 """
 
-from mxref_torch.errors import MissingPackageError
-
-try:
-    import torchtitan.components.quantization  # noqa: F401 -- the part of torchtitan that a converter extends
-except ImportError as err:
-    raise MissingPackageError(
-        f"mxref_torch.torchtitan needs torchtitan 0.3, and importing it fails: {err}; "
-        "pip install 'mxref[torchtitan]'"
-    ) from err
-
-from mxref_torch.torchtitan.converter import ModuleMXLinear, MXLinearConverter
-from mxref_torch.torchtitan.job import MXCheckpointManager, follow
+from mxref_torch.torchtitan.job import ModuleMXLinear, MXCheckpointManager, MXLinearConverter, follow
 
 __all__ = ["MXCheckpointManager", "MXLinearConverter", "ModuleMXLinear", "follow"]

@@ -1,10 +1,15 @@
-"""What converted layers add to a job of torchtitan: its checks, the steps, and the place in training in checkpoints."""
+"""A job of torchtitan with converted layers: the converter, its checks, the steps, and the place in checkpoints.
+
+The converter gives a model's configuration the recipe, and the model is converted when it is built.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,14 +19,151 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 from torchtitan.components.checkpointer import CheckpointManager
+from torchtitan.components.quantization import QuantizationConverter
 from torchtitan.config.override import derive
 from torchtitan.distributed import ParallelDims
+from torchtitan.protocols.model import BaseModel
+from torchtitan.protocols.module import Module
+from torchtitan.tools.logging import logger
 
 from mxref.errors import UnsupportedError
+from mxref.recipe import Recipe
+from mxref.recipe_files import load_recipe
+from mxref_torch.conversion.candidates import chosen_linears
+from mxref_torch.conversion.convert import convert
 from mxref_torch.conversion.handle import Handle
 from mxref_torch.errors import LayerError
+from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_torch.layer.linear import MXLinear, converted
+from mxref_torch.names import named_linears
 from mxref_torch.optimizer_step import fp8_history
+from mxref_torch.step_context import StepContext
+
+
+class MXLinearConverter(QuantizationConverter):
+    """Convert the linear layers of a model to a recipe of mxref.
+
+    The model of the returned configuration converts itself when it is built, on the meta device. torchtitan then
+    applies activation checkpointing, compilation per block and FSDP2 to the converted layers.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(QuantizationConverter.Config):
+        """Configuration of the converter; strings and numbers alone can be written into a job's log."""
+
+        recipe: Recipe | str | Path
+        """The treatment of the three GEMMs; or the name of a shipped recipe, or a TOML file."""
+        backend: str | None = None
+        """Name of the backend that computes the block formats. None: that of `mxref_torch.convert`."""
+        seed: int = 0
+        """Of the random bits, 0 to 2^64 - 1."""
+        fqns: list[str] = field(default_factory=list)
+        """Globs over the layers to convert, or parts of their names, as in torchtitan's converters; empty: all."""
+        filter_fqns: list[str] = field(default_factory=list)
+        """The layers to leave alone, in the same two forms. Those of the recipe's `keep_bf16` join them."""
+        steps: int | None = None
+        """Optimizer steps of the run, of which a schedule may name shares. None: `training.steps` of the job."""
+
+        def to_dict(self) -> dict[str, Any]:
+            """Return what the log of a job holds: the recipe as its name and digest."""
+            digest = load_recipe(self.recipe).digest
+            name = digest if isinstance(self.recipe, Recipe) else str(self.recipe)
+            return {key: getattr(self, key) for key in self.__slots__} | {"recipe": name, "digest": digest}
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        load_recipe(config.recipe)  # an unknown one is refused before a model is built
+
+    def convert(self, model_config: BaseModel.Config) -> BaseModel.Config:
+        """Return the configuration of the converted model; LayerError for one that is converted already."""
+        if hasattr(model_config, "mxref"):
+            raise LayerError(
+                "the model's configuration has an MXLinearConverter already; give one recipe with `layers`"
+            )
+        target: Any = _converted_class(type(model_config)._owner).Config
+        return derive(model_config, target, mxref=self.config)
+
+
+@functools.cache
+def _converted_class(model: Any) -> Any:
+    """Return the subclass of a model class that converts itself; torchtitan's own converters make classes so too."""
+
+    class Converted(model):
+        @dataclass(kw_only=True, slots=True)
+        class Config(model.Config):
+            mxref: Any
+
+            def update_from_config(self, *, config: Any, **given: Any) -> None:
+                model.Config.update_from_config(self, config=config, **given)
+                if (training := getattr(config, "training", None)) is not None:
+                    prepare(config)
+                    if self.mxref.steps is None:
+                        self.mxref = replace(self.mxref, steps=training.steps)
+
+        def __init__(self, config: Any) -> None:
+            model.__init__(self, config)
+            _convert(self, config.mxref)
+
+    Converted.__name__ = Converted.__qualname__ = f"MX{model.__name__}"
+    Converted.__doc__ = f"{model.__name__} with linear layers that compute by a recipe of mxref."
+    return Converted
+
+
+def _convert(model: BaseModel, conversion: MXLinearConverter.Config) -> None:
+    recipe = load_recipe(conversion.recipe)
+    chosen = _chosen_names(named_linears(model), conversion, recipe)
+    # torchtitan builds on the meta device, where the places and recipes of the layers would have no values.
+    with torch.device("cpu"):
+        handle = convert(
+            model,
+            recipe,
+            filter_fn=lambda _, name: name in chosen,
+            backend=conversion.backend,
+            seed=conversion.seed,
+            steps=conversion.steps,
+            layer_class=ModuleMXLinear,
+        )
+    vars(model)[RECIPE] = recipe.digest
+    logger.info(f"mxref: {handle!r}")
+
+
+def _chosen_names(
+    linears: Mapping[str, nn.Linear], conversion: MXLinearConverter.Config, recipe: Recipe
+) -> set[str]:
+    """Return the names of the layers that a converter's configuration chooses; LayerError if there is none."""
+    wanted, left = (
+        chosen_linears(linears, [entry if set(entry) & set("*?[") else f"*{entry}*" for entry in entries])
+        if entries
+        else {}
+        for entries in (conversion.fqns, conversion.filter_fqns)
+    )
+    chosen = {name for name in wanted or linears if name not in left and not recipe.keeps(name)}
+    if not chosen:
+        raise LayerError(
+            f"fqns, filter_fqns and keep_bf16 leave none of {len(linears)} linear layers to convert"
+        )
+    return chosen
+
+
+_GIVEN = ("_param_init", "_sharding_config")
+"""What `Linear.Config.build` of torchtitan sets on a layer."""
+
+
+class ModuleFp8Scales(Fp8Scales, Module):
+    """FP8's scales: `Module.init_states` calls their `reset_parameters` once they have memory."""
+
+
+class ModuleMXLinear(MXLinear, Module):
+    """The converted form of torchtitan's `Linear`, with its initialisation and its keys in checkpoints."""
+
+    scales_class = ModuleFp8Scales
+
+    def __init__(self, source: nn.Linear, recipe: Recipe, context: StepContext, index: int) -> None:
+        super().__init__(source, recipe, context, index)
+        for name in _GIVEN:
+            if name in vars(source):
+                setattr(self, name, vars(source)[name])
+
 
 RECIPE = "mxref_recipe"
 """The attribute of a converted model that holds the digest of its recipe, with layers and schedule."""
@@ -33,11 +175,6 @@ def follow(
     """Let each converted part of a model follow its optimizers; a `post_optimizer_build_fn` of torchtitan.
 
     A configuration that `MXLinearConverter` made calls it by itself. The handle of a part is its `mxref_handle`.
-
-    Args:
-        optimizers: torchtitan's container.
-        model_parts: the stages of the pipeline on this rank, or the whole model.
-        parallel_dims: says which ranks have tokens of their own.
 
     Raises:
         LayerError: a converted lm_head under a loss in chunks, or an error of `Handle.follow`.
@@ -64,10 +201,7 @@ def follow(
 
 @torch.no_grad()
 def _reduce_amaxes(part: nn.Module, group: dist.ProcessGroup, *_: Any) -> None:
-    """Take the largest amax of FP8's tensors over the ranks before a step is closed, so that all have the same scales.
-
-    It is the first of a part's optimizers that closes the step, so this is a hook of that one.
-    """
+    """Take the largest amax over the ranks, before the first of a part's optimizers closes the step: its hook."""
     amaxes = [tensor for name, tensor in fp8_history(part).items() if name.endswith(".amax")]
     if amaxes:
         largest = torch.stack(amaxes)  # [layers, 3]
@@ -89,10 +223,7 @@ _WAY_OUT = (
 
 
 class MXCheckpointManager(CheckpointManager):
-    """torchtitan's own manager, with one more state: the place of converted layers in training.
-
-    A configuration that `MXLinearConverter` made puts it in the place of `CheckpointManager` by itself.
-    """
+    """torchtitan's own manager, with one more state: the place of converted layers in training."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(CheckpointManager.Config):
@@ -136,11 +267,7 @@ class PlaceInTraining(Stateful):
         return {"step": states[0]["step"], "seed": states[0]["seed"], "recipe": self._recipe, "fp8": history}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of a checkpoint.
-
-        Raises:
-            LayerError: the state of another recipe or seed, or of other FP8 layers.
-        """
+        """Restore the state of a checkpoint; LayerError for another recipe or seed, or other FP8 layers."""
         if self.handles and state["recipe"] != self._recipe:
             raise LayerError(
                 f"the checkpoint was saved under the recipe {state['recipe']}, and the model is converted to "
@@ -160,14 +287,9 @@ _SPLIT_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 
 
 def prepare(config: Any) -> None:
-    """Check a job's configuration, and let it follow the optimizers and save the place in training.
+    """Check a job's configuration, `Trainer.Config`, and let it follow the optimizers and save the place in training.
 
-    Args:
-        config: `Trainer.Config` of torchtitan, which is changed in place.
-
-    Raises:
-        LayerError: master weights that are not float32, or another manager of checkpoints than torchtitan's own.
-        UnsupportedError: CUDA graphs, tensor parallelism, type checking of SPMD code, or a split backward pass.
+    LayerError or UnsupportedError for a job that would compute something else, which the how-to page lists.
     """
     _check(config)
     if type(config.checkpoint) is CheckpointManager.Config:
@@ -212,8 +334,6 @@ def _check(config: Any) -> None:
             "parallelism.spmd_backend = 'full_dtensor' passes DTensors to the layers, and mxref's operators take plain "
             "tensors; set 'partial_dtensor'"
         )
-    if config.debug.spmd_typechecking:
-        raise UnsupportedError("debug.spmd_typechecking: mxref's operators have no SPMD types; switch it off")
     split = parallelism.pipeline_parallel_schedule in _SPLIT_BACKWARD
     if parallelism.pipeline_parallel_degree > 1 and (split or parallelism.pipeline_parallel_schedule_csv):
         raise UnsupportedError(
