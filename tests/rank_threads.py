@@ -57,8 +57,8 @@ def on_ranks(world: int, work: Callable[[ThreadRanks], Any]) -> list[Any]:
             found[rank] = work(ThreadRanks(rank, world, rank, world, meeting=meeting))
         except BaseException as err:
             found[rank] = err
-            if not isinstance(err, MxrefError):  # if all ranks raise the error, no rank waits
-                meeting.barrier.abort()
+            # If all ranks raise an error of mxref, no rank waits, and each needs the time to raise it.
+            threading.Timer(0.5 if isinstance(err, MxrefError) else 0, meeting.barrier.abort).start()
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
     for thread in threads:

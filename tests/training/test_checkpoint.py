@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 
 from mxref_training import shards
 from mxref_training.checkpoint import GROUPS, CheckpointStore, Snapshot
-from mxref_training.durable import clean, remove
 from mxref_training.errors import CheckpointError
 
 FILES = [*(f"{group}.safetensors" for group in GROUPS), "state.json"]
@@ -85,11 +84,6 @@ def test_old_checkpoints_that_could_not_go_are_deleted_later(store: CheckpointSt
         for step in (1, 2, 3):
             store.save(snapshot(step))
     assert store.steps() == [1, 2, 3]
-    flip(store.path(3) / "model.safetensors")
-    with pytest.raises(CheckpointError, match="step-3 is damaged"):
-        store.settle(3)
-    assert store.steps() == [1, 2, 3]
-    flip(store.path(3) / "model.safetensors")
     store.settle(3)
     assert store.steps() == [2, 3]
 
@@ -110,14 +104,8 @@ def test_a_run_goes_on_where_a_reader_holds_an_old_checkpoint_on_nfs(
         patched.setattr(shutil, "rmtree", held)
         for step in (1, 2, 3, 4):
             store.save(snapshot(step))
-        for _ in range(2):  # the second time the reader still holds what was removed the first time
-            (store.folder / "log").mkdir()
-            (store.folder / "log/model.safetensors").touch()
-            remove(store.folder / "log")
     assert store.steps() == [3, 4]
-    assert {path.name for path in store.folder.glob(".log*")} == {".log.0.deleted.tmp", ".log.1.deleted.tmp"}
-    clean(store.folder, "log*")
-    assert {path.name for path in store.folder.glob(".*")} == {f".step-{n}.0.deleted.tmp" for n in (1, 2)}
+    assert {path.name for path in store.folder.glob(".*")} == {f".step-{n}.deleted.tmp" for n in (1, 2)}
     assert shutil.rmtree is real
     store.save(snapshot(5))
     assert not list(store.folder.glob(".*"))
@@ -183,16 +171,9 @@ def test_the_only_checkpoint_damaged_says_so(store: CheckpointStore) -> None:
     store.save(snapshot(3))
     cut(store.path(3) / "model.safetensors")
     with pytest.raises(
-        CheckpointError, match=r"model.safetensors has .* bytes, not .*no earlier one.*--no-resume"
+        CheckpointError, match=r"model.safetensors does not have the size .*no earlier one.*--no-resume"
     ):
         store.load(3)
-
-
-def test_a_state_of_another_step_or_format_is_refused(store: CheckpointStore) -> None:
-    store.save(snapshot(3))
-    store.path(3).rename(store.path(4))
-    with pytest.raises(CheckpointError, match="not the state of step 4"):
-        store.load(4)
 
 
 def test_a_write_that_the_system_cuts_short(store: CheckpointStore) -> None:
@@ -258,31 +239,12 @@ def test_killed_while_writing_leaves_nothing_to_mistake_for_a_checkpoint(
 
 def test_a_text_file_names_the_newest_for_scripts(store: CheckpointStore) -> None:
     latest = store.folder / "latest"
-    assert store.lost() == ""
     for step in (3, 7):
         store.save(snapshot(step))
         assert latest.read_text() == f"step-{step}\n"
-        assert store.lost() == ""
-    latest.unlink()
-    assert store.lost() == ""
     latest.write_text("step-3\n")
-    assert store.lost() == "", "a process was killed between two names"
-    assert store.latest() == 7
+    assert store.latest() == 7, "a process was killed between two names"
     store.settle(7)
     assert latest.read_text() == "step-7\n"
-    store.clear()
-    assert not store.folder.exists()
-
-
-@pytest.mark.parametrize("text", ["step-9\n", "", "../elsewhere", "\x00"])
-def test_a_name_of_nothing_is_said_and_the_newest_is_taken(store: CheckpointStore, text: str) -> None:
-    store.save(snapshot(3))
-    (store.folder / "latest").write_text(text)
-    assert store.latest() == 3
-    named = text.strip()
-    assert (
-        store.lost() == f"{store.folder / 'latest'} names {named!r}, which is not there: the newest is step-3"
-    )
     store.drop()
     assert list(store.folder.iterdir()) == []
-    assert store.lost() == ""

@@ -9,11 +9,9 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 
 from mxref_training import checkpoint, interrupt
-from mxref_training.checkpoint import CheckpointStore, Snapshot
-from mxref_training.durable import explained
+from mxref_training.checkpoint import CheckpointStore
 from mxref_training.errors import CheckpointError
 from mxref_training.progress import ProgressSink
 from mxref_training.trainer import Interrupted
@@ -71,53 +69,17 @@ def test_signals_in_the_last_save_lose_nothing(
     monkeypatch.setattr(checkpoint, "write_boxes", signalled)
     config = change(steps=2, eval_every=2, async_checkpoint=background)
     assert run(tmp_path, config=config).stopped == "SIGTERM"
-    CheckpointStore(tmp_path / "checkpoints", 2).verify(2)
+    CheckpointStore(tmp_path / "checkpoints", 2).load(2)
 
 
-def test_a_checkpoint_that_a_run_replaced_is_gone_and_not_damaged(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, 2)
-    for step in (2, 4, 6):
-        groups = {name: {"x": torch.zeros(1)} for name in checkpoint.GROUPS}
-        store.save(Snapshot(step, groups, {}))
-    assert store.steps() == [4, 6]
-    with pytest.raises(CheckpointError, match=r"step-2 is gone; there is step-6"):
-        store.load(2)
-
-
-def test_what_is_in_the_way_of_a_folder_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_something_is_in_the_way_of_is_named(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
-    for out, said in (
-        (tmp_path / "link", "link is a link without a target"),
-        (tmp_path / "file", "file is a file and no folder"),
-        (tmp_path / "file" / "below", "file is a file and no folder"),
-    ):
-        with pytest.raises(CheckpointError, match=f"cannot write to {out}: .*{said}; "):
+    for out in (tmp_path / "link", tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(
+            CheckpointError, match=f"cannot write to {out}: File exists; .*choose another --out"
+        ):
             run(out)
-
-
-@pytest.mark.parametrize(
-    ("number", "first"),
-    [
-        (errno.ENOSPC, "free some space"),
-        (errno.EROFS, "make it writable"),
-        (errno.EACCES, "make it writable"),
-    ],
-)
-def test_space_is_not_the_remedy_where_writing_is_not_allowed(
-    number: int, first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    with (
-        pytest.raises(CheckpointError, match=f"cannot write there: {os.strerror(number)}; {first}, or wait"),
-        explained(CheckpointError, "write there", "free some space, or wait"),
-    ):
-        refused()
-    monkeypatch.setattr(checkpoint, "write_boxes", refused)
-    with pytest.raises(CheckpointError, match=f"{os.strerror(number)}; {first} or choose another --out"):
-        run(tmp_path, stop_after=1)
 
 
 def test_a_run_goes_on_when_nobody_reads_its_progress(tmp_path: Path) -> None:

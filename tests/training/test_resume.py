@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -180,19 +179,6 @@ def test_an_old_machine_is_mentioned(tmp_path: Path) -> None:
     run(tmp_path, progress=sink)
     assert f"torch 1.0 -> {now}" in sink.notes[0]
     assert sink.notes[1] == "resumed at step 3 of 6"
-
-
-def test_a_run_says_that_the_named_checkpoint_is_not_there(tmp_path: Path) -> None:
-    run(tmp_path, config=change(checkpoint_every=2), stop_after=4)
-    shutil.rmtree(tmp_path / "checkpoints" / "step-4")
-    sink = Saboteur(0, crash)
-    run(tmp_path, config=change(checkpoint_every=2), progress=sink)
-    path = tmp_path / "checkpoints" / "latest"
-    assert sink.notes == [
-        f"{path} names 'step-4', which is not there: the newest is step-2",
-        "resumed at step 2 of 6",
-    ]
-    assert path.read_text() == "step-6\n"
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

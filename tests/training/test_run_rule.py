@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -217,14 +216,11 @@ def test_a_record_that_is_nobodys_is_left_to_the_user(tmp_path: Path, text: str,
     run(tmp_path, stop_after=3)
     (tmp_path / "run.json").write_text(text)
     before = files(tmp_path)
-    with pytest.raises(CheckpointError, match=r"start over: delete .* in ") as caught:
+    said = r"start over: .* or delete" if resume else "no record of a run: choose another --out, or delete"
+    with pytest.raises(CheckpointError, match=f"run.json is .*{said} {tmp_path}"):
         run(tmp_path, resume=resume)
     assert files(tmp_path) == before
-    advice = re.search(r"delete (.*) in ", str(caught.value))
-    assert advice
-    for name in advice[1].split(", "):
-        path = tmp_path / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.rmtree(tmp_path)
     assert run(tmp_path).tokens == 6 * 128
 
 
@@ -270,7 +266,7 @@ def test_a_run_whose_checkpoints_are_elsewhere_does_not_start_over(tmp_path: Pat
         (out / "checkpoints").symlink_to(tmp_path / "unmounted")
     before = files(out)
     with pytest.raises(
-        CheckpointError, match=r"(is missing|is a link without a target): put the checkpoints back"
+        CheckpointError, match=r"is missing, or is a link without a target: put the checkpoints back"
     ):
         run(out, config=longer)
     assert files(out) == before
@@ -297,7 +293,7 @@ def test_a_deletion_cut_short_is_finished_by_the_next_command(
     assert not (tmp_path / "run.json").exists()
     assert (tmp_path / "metrics.jsonl").exists()
     assert run(tmp_path).tokens == 6 * 128
-    assert ".run.json.deleted" not in files(tmp_path)
+    assert not list(tmp_path.glob(".*"))
 
 
 # --- writing -------------------------------------------------------------------------------------------

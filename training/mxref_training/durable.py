@@ -19,16 +19,11 @@ import hashlib
 import os
 import shutil
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
 
 from mxref.errors import MxrefError
-
-_PAUSE = 0.5
-"""Seconds between two looks at a lock."""
 
 
 def temporary(path: Path) -> Path:
@@ -44,27 +39,13 @@ def explained(kind: type[MxrefError], action: str, way_out: str) -> Iterator[Non
     except MxrefError:
         raise
     except OSError as err:
-        raise kind(f"cannot {action}: {err.strerror or err}; {remedy(err, way_out)}") from err
-
-
-def remedy(err: Exception, way_out: str) -> str:
-    """Return a way out that says to free space, but for an error that is about permission or locks."""
-    number = err.errno if isinstance(err, OSError) else None
-    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return way_out.replace("free some space", "make it writable")
-    if number in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-        return way_out.replace("free some space", "mount its file system with locks (flock)")
-    return way_out
+        raise kind(f"cannot {action}: {err.strerror or err}; {way_out}") from err
 
 
 def write_all(descriptor: int, data: bytes) -> None:
     """Write all bytes; a write that the system cuts short is continued until it fails or is complete."""
-    left = memoryview(data)
-    while left:
-        count = os.write(descriptor, left)
-        if not count:
-            raise OSError(errno.EIO, "the system accepts no more bytes")
-        left = left[count:]
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 def sync(path: Path) -> None:
@@ -89,16 +70,9 @@ def file_sha256(path: Path) -> str:
 def replace_text(path: Path, text: str) -> None:
     """Replace a file's content atomically."""
     partial = temporary(path)
-    try:
-        with partial.open("wb") as file:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            partial.unlink()
-        raise
+    partial.write_bytes(text.encode())
+    sync(partial)
+    partial.replace(path)
     sync(path.parent)
 
 
@@ -106,12 +80,7 @@ def make_folder(path: Path) -> None:
     """Make a folder and its missing parents; their names are on the disk when this returns."""
     if not path.is_dir():
         make_folder(path.parent)
-        try:
-            path.mkdir()
-        except FileExistsError as err:
-            if not path.is_dir():
-                what = "a link without a target" if path.is_symlink() else "a file and no folder"
-                raise NotADirectoryError(errno.ENOTDIR, f"{path} is {what}") from err
+        path.mkdir(exist_ok=True)
     # A process that was killed may have made the folder and not synced its name.
     with suppress(PermissionError):
         sync(path.parent)
@@ -132,9 +101,7 @@ def remove(path: Path) -> None:
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
-    # The first names may be those of folders of which a reader still has a file open.
-    names = (path.with_name(f".{path.name}.{number}.deleted.tmp") for number in count())
-    doomed = next(name for name in names if not name.exists())
+    doomed = path.with_name(f".{path.name}.deleted.tmp")
     path.rename(doomed)
     sync(path.parent)
     _delete(doomed)
@@ -156,59 +123,38 @@ def _delete(folder: Path) -> None:
 
 def clean(folder: Path, pattern: str) -> None:
     """Remove the matching temporary files and folders of killed processes; the caller holds the lock."""
-    found = list(folder.glob(f".{pattern}.tmp"))
-    for left in found:
+    for left in list(folder.glob(f".{pattern}.tmp")):
         if left.is_dir() and not left.is_symlink():
             _delete(left)
         else:
             left.unlink()
-    if found:
         sync(folder)
 
 
 @contextmanager
-def locked(
-    path: Path, busy: Callable[[str], MxrefError] | None = None, patience: float = 0.0
-) -> Iterator[None]:
+def locked(path: Path, busy: Callable[[str], MxrefError] | None = None) -> Iterator[None]:
     """Hold a lock file during the block. The file is removed afterwards; the lock of a killed process ends with it.
 
     Args:
         path: the lock file; its folder exists.
         busy: makes the error to raise if another process holds the lock, from a text that names that process. Without
             it, the call waits for the lock.
-        patience: seconds to wait before that error.
     """
-    descriptor = _hold(path, busy, time.monotonic() + patience)
-    try:
-        # Only what a killed process left is cut: ext4 waits for the disk when a file that was cut is closed.
-        if os.fstat(descriptor).st_size:
-            os.ftruncate(descriptor, 0)
-        write_all(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
-        yield
-    finally:
-        with suppress(OSError):
-            if os.path.samestat(path.stat(), os.fstat(descriptor)):
-                path.unlink()
-        os.close(descriptor)
-
-
-def _hold(path: Path, busy: Callable[[str], MxrefError] | None, until: float) -> int:
-    """Open the file at `path`, create it if it is missing, lock it, and return its descriptor."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
-            # The last holder may have removed the file in the meantime.
-            with suppress(FileNotFoundError):
-                if os.path.samestat(path.stat(), os.fstat(descriptor)):
-                    kept, descriptor = descriptor, -1
-                    return kept
-        except BlockingIOError:
-            if busy and time.monotonic() >= until:
-                raise busy(
-                    os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
-                ) from None
-            time.sleep(_PAUSE)
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
+        with path.open("a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
+            except BlockingIOError:
+                assert busy is not None
+                file.seek(0)
+                raise busy(file.read() or "another process") from None
+            if not (path.exists() and os.path.samefile(path, file.fileno())):
+                continue  # the last holder has removed the file in the meantime
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return

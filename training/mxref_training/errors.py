@@ -37,10 +37,6 @@ class PeerStopped(MxrefError):
     """Another rank has failed and shows its error; this rank stops without one."""
 
 
-class PeerLost(RunError):
-    """Another rank has gone without an error of its own, most often because it was killed."""
-
-
 def start_over(folder: object) -> str:
     """Return the advice for a damaged run; it is right for a single run and for an arm of a ladder."""
     return f"start over: mxref train with --no-resume, or delete {folder}"

@@ -66,9 +66,9 @@ class OpenRun:
         """Learn what the folder holds of this run, and how far that is; on all ranks, which must see it.
 
         Raises:
-            ConfigError: nothing is there, and ranks would draw different weights.
-            CheckpointError: the folder holds another run or a part of this one is missing, a rank does not see it, or
-                it has more steps than this run.
+            ConfigError: a rank does not see the folder, or nothing is there and ranks would draw different weights.
+            CheckpointError: the folder holds another run or a part of this one is missing, or it has more steps than
+                this run.
         """
         self.exists, self.step = self.ranks.broadcast(self._found() if self.ranks.first else (False, 0))
         if self.exists:

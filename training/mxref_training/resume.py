@@ -30,12 +30,10 @@ def begin(run: OpenRun, state: RunState, context: StepContext) -> None:
     if run.step:
         # The checkpoint has the scales of its phase, and ranks read into those that the layers have.
         context.step = run.step - 1
-        snapshot = state.read(store, run.step)
-        run.folder.require(run.identity, snapshot.state["identity"])
-        state.restore(snapshot)
-        for said in (resharded(snapshot, run.ranks, run.identity), store.lost()):
-            if said:
-                run.sink.note(said)
+        run.folder.require(run.identity, store.state(run.step)["identity"])
+        snapshot = state.restore(store, run.step)
+        if said := resharded(snapshot, run.ranks, run.identity):
+            run.sink.note(said)
         run.skipped_in_a_row = int(snapshot.state["skipped_in_a_row"])
         run.logs = snapshot.state["logs"]
     elif settings.init_from is not None:

@@ -1,41 +1,44 @@
 """The folder of a run: its lock, its record, and the checks before a run resumes.
 
 A folder with `run.json` holds a run, and one without it does not. `config.toml` and `recipe.toml` are copies for
-readers; missing ones are written again. Clock times are only in `timing.jsonl` and `run.json`, so a resumed run has the
+readers, and are written at each start. Clock times are only in `timing.jsonl` and `run.json`, so a resumed run has the
 metrics of a run that never stopped. `docs/reference/durability.rst` has all rules.
 """
 
 from __future__ import annotations
 
 import json
-import socket
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mxref.tomlio import dumps
 from mxref_training.checkpoint import CheckpointStore
-from mxref_training.distributed.connect import restarted
 from mxref_training.distributed.ranks import SOLE, Ranks
-from mxref_training.durable import clean, explained, locked, make_folder, remove, replace_text, sync
+from mxref_training.durable import (
+    clean,
+    explained,
+    locked,
+    make_folder,
+    remove,
+    replace_text,
+    sync,
+    temporary,
+)
 from mxref_training.errors import CheckpointError, ConfigError, start_over
 from mxref_training.identity import unlike_entries
 
 FORMAT = "mxref.run.2"
 _FAMILY = "mxref.run."
-_DELETED = ".run.json.deleted"
-"""`run.json` gets this name before a run is deleted. If the name is found, the deletion has to be completed."""
 _LOCK = "run.lock"
-_LEASE = 120.0
-"""Seconds after which servers of NFSv4 release the locks of a host that is down; 90 in Linux by default."""
+LOG = "log.txt"
+"""Tracebacks of a run, and in a ladder what it prints. It may be there before `run.json`."""
 _OWN = (
     "config.toml", "recipe.toml", "metrics.jsonl", "timing.jsonl", "telemetry.jsonl", "spikes.jsonl", "tensorboard",
     "profile", "shadow.npz", "checkpoints", "run.json",
 )  # fmt: skip
-LOG = "log.txt"
-"""Tracebacks of a run, and in a ladder what it prints. It may be there before `run.json`."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,18 @@ class RunFolder:
         """The checkpoints."""
         return CheckpointStore(self.path / "checkpoints", self.keep, self.ranks)
 
+    @property
+    def _record(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def _deleted(self) -> Path:
+        """The name of `run.json` in a run that is being deleted; the next `run.json` replaces it."""
+        return temporary(self._record)
+
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Lock the folder, made if it is missing, and remove what killed processes left.
-
-        Ranks that `torchrun` started again wait for the lock of a host that went down.
 
         Raises:
             ConfigError: another process trains there, or the folder holds files that belong to no run.
@@ -74,45 +84,38 @@ class RunFolder:
         """
 
         def busy(holder: str) -> ConfigError:
-            said = f"{holder} is training in {self.path}: wait until it has ended, stop it, or choose another --out"
-            if not holder.endswith(f" on {socket.gethostname()}"):
-                said += f" (if that host is down and its lock stays, delete {self.path / _LOCK})"
-            return ConfigError(said)
+            return ConfigError(
+                f"{holder} is training in {self.path}: wait until it has ended, stop it, or choose another --out (if "
+                f"its host is down and the lock stays, delete {self.path / _LOCK})"
+            )
 
-        with self._explained():
-            self._refuse_strangers()
-            existed = self.path.exists()
         try:
             with ExitStack() as held:
-                with self._explained():
+                with self._writing():
+                    self._refuse_strangers()
                     make_folder(self.path)
-                    patience = _LEASE if restarted() else 0.0
-                    held.enter_context(locked(self.path / _LOCK, busy, patience))
+                    held.enter_context(locked(self.path / _LOCK, busy))
+                    if self._deleted.exists() and not self._record.exists():
+                        self._delete()
                     for name in _OWN:
                         clean(self.path, f"{name}*")
                     self.store.clean()
-                    if (self.path / _DELETED).exists():
-                        self._finish_deletion()
                 yield
         finally:
-            if not existed:
-                with suppress(OSError):  # it holds something
-                    self.path.rmdir()
+            with suppress(OSError):  # it holds a run, as a rule
+                self.path.rmdir()
 
     def _refuse_strangers(self) -> None:
-        if any((self.path / name).exists() for name in ("run.json", _DELETED)):
+        if self._record.exists() or self._deleted.exists():
             return
-        for name in _OWN:
-            path = self.path / name
-            if path.is_dir() and not any(path.iterdir()):
-                continue  # made before `run.json`
-            if path.exists():
+        for path in (self.path / name for name in _OWN):
+            # The folder of the checkpoints is made before `run.json`.
+            if path.exists() and not (path.is_dir() and not any(path.iterdir())):
                 raise ConfigError(
-                    f"{self.path / name} exists, but {self.path / 'run.json'} does not: this is not the folder of a "
-                    "run, choose another --out"
+                    f"{path} exists, but {self._record} does not: this is not the folder of a run, choose another --out"
                 )
 
-    def _explained(self) -> Any:
+    def _writing(self) -> AbstractContextManager[None]:
         return explained(CheckpointError, f"write to {self.path}", "free some space, or choose another --out")
 
     def record(self) -> dict[str, Any] | None:
@@ -121,14 +124,7 @@ class RunFolder:
         Raises:
             CheckpointError: it is damaged, or another version of mxref wrote it.
         """
-        return read_record(self.path, self._way_out)
-
-    def _way_out(self, text: str) -> str:
-        """Return how to start over. The user has to delete what `--no-resume` must not delete."""
-        if _is_ours(text):
-            return start_over(self.path)
-        names = [name for name in _OWN if (self.path / name).exists()]
-        return f"start over: delete {', '.join(names)} in {self.path}"
+        return read_record(self.path)
 
     def require(self, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
         """Raise CheckpointError, which names the first difference, unless the folder holds the wanted run.
@@ -145,27 +141,23 @@ class RunFolder:
 
     def create(self, facts: Mapping[str, Any]) -> None:
         """Write `run.json` with `facts`, as of `identity.run_facts`. From then on the folder holds a run."""
-        with self._explained():
+        with self._writing():
             make_folder(self.store.folder)
-            replace_text(self.path / "run.json", json.dumps({"format": FORMAT, **facts}, indent=1) + "\n")
-            (self.path / _DELETED).unlink(missing_ok=True)
+            replace_text(self._record, json.dumps({"format": FORMAT, **facts}, indent=1) + "\n")
 
     def require_checkpoints(self) -> None:
         """Raise CheckpointError if the folder of the checkpoints is missing: the run would start over silently."""
-        folder = self.store.folder
-        if not folder.is_dir():
-            what = "is a link without a target" if folder.is_symlink() else "is missing"
+        if not self.store.folder.is_dir():
             raise CheckpointError(
-                f"{folder} {what}: put the checkpoints back (is their disk mounted?), or {start_over(self.path)}"
+                f"{self.store.folder} is missing, or is a link without a target: put the checkpoints back (is their "
+                f"disk mounted?), or {start_over(self.path)}"
             )
 
     def describe(self, **tables: Any) -> None:
-        """Write `NAME.toml` for each table, as for `config` and `recipe`, if it is missing or differs."""
-        with self._explained():
+        """Write `NAME.toml` for each table, as for `config` and `recipe`."""
+        with self._writing():
             for name, table in tables.items():
-                path, text = self.path / f"{name}.toml", dumps(table)
-                if not path.exists() or path.read_bytes() != text.encode():
-                    replace_text(path, text)
+                replace_text(self.path / f"{name}.toml", dumps(table))
 
     def clear(self) -> None:
         """Delete the files of the run in this folder; other files stay.
@@ -173,65 +165,44 @@ class RunFolder:
         Raises:
             CheckpointError: mxref did not write `run.json`, or a file cannot be deleted.
         """
-        path = self.path / "run.json"
-        if not path.exists():
+        if not self._record.exists():
             return
-        text = path.read_text(encoding="utf-8", errors="replace")
-        if not _is_ours(text):
+        if _FAMILY not in self._record.read_text(encoding="utf-8", errors="replace"):
             raise CheckpointError(
-                f"{path} is no record of a run, or is damaged: choose another --out, or {self._way_out(text)}"
+                f"{self._record} is no record of a run: choose another --out, or delete {self.path}"
             )
-        with self._explained():
-            path.rename(self.path / _DELETED)
+        with self._writing():
+            self._record.rename(self._deleted)
             sync(self.path)
-            self._finish_deletion()
+            self._delete()
+            remove(self.log)
 
-    def _finish_deletion(self) -> None:
-        """Delete the files of a run whose `run.json` was renamed. The renamed file stays until a new `run.json`
-        exists.
-        """
-        if (self.path / "run.json").exists():
-            (self.path / _DELETED).unlink()
-            return
-        self.store.clear()
-        for name in (*_OWN, LOG):
-            path = self.path / name
+    def _delete(self) -> None:
+        """Delete the files of a run whose `run.json` was renamed."""
+        self.store.drop()
+        for name in _OWN:
             if name != "checkpoints":
-                remove(path)
+                remove(self.path / name)
         sync(self.path)
 
 
-def read_record(folder: Path, way_out: Callable[[str], str]) -> dict[str, Any] | None:
+def read_record(folder: Path) -> dict[str, Any] | None:
     """Return the content of a folder's `run.json`; None if there is no run yet.
-
-    Args:
-        folder: of the run.
-        way_out: given the text of a file that cannot be read, says what to do.
 
     Raises:
         CheckpointError: it is damaged, or another version of mxref wrote it.
     """
     path = folder / "run.json"
-    with explained(CheckpointError, f"read {path}", "choose another folder"):
-        if not path.exists():
-            return None
-        text = path.read_text(encoding="utf-8", errors="replace")
+    if not path.exists():
+        return None
     try:
-        found = json.loads(text)
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version = str(found["format"])
-        if version == FORMAT and not isinstance(found["identity"], dict):
-            raise ValueError("identity is no table")
     except (ValueError, KeyError, TypeError) as err:
-        raise CheckpointError(f"{path} is damaged ({err}): restore it, or {way_out(text)}") from err
+        raise CheckpointError(f"{path} is damaged ({err}): restore it, or {start_over(folder)}") from err
     if version != FORMAT:
         raise CheckpointError(
             f"{path} was written by another version of mxref: its format is {version}, and this version reads "
-            f"{FORMAT}; choose another folder, or {way_out(text)}"
+            f"{FORMAT}; go on with that version, choose another folder, or {start_over(folder)}"
         )
-    table: dict[str, Any] = found
-    return table
-
-
-def _is_ours(text: str) -> bool:
-    """Return whether a text begins like a `run.json` of mxref, even if the rest is damaged."""
-    return text.startswith(f'{{\n "format": "{_FAMILY}')
+    return found

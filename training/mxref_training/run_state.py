@@ -17,7 +17,6 @@ from mxref_torch.optimizer_step import fp8_history, load_fp8_history
 from mxref_training.checkpoint import GROUPS, CheckpointStore, Snapshot
 from mxref_training.data import SampleLoader
 from mxref_training.distributed.ranks import SOLE, Ranks
-from mxref_training.errors import CheckpointError
 from mxref_training.model.llama import Llama
 from mxref_training.optim import MOMENTS, load_optimizer_tensors, optimizer_tensors
 
@@ -41,28 +40,40 @@ class RunState:
         groups = {
             "model": self._weights(),
             "optimizer": optimizer_tensors(self.model, self.optimizer),
-            "rng": {f"rank-{self.ranks.rank}/{k}": t for k, t in _generator_states(self.device).items()},
+            "rng": self._generators(),
         }
         return Snapshot(step, groups, {**facts, "loader": self.loader.state_dict()})
 
-    def read(self, store: CheckpointStore, step: int) -> Snapshot:
-        """Read a checkpoint that any number of ranks wrote into the model's own weights, and return it for `restore`.
+    def restore(self, store: CheckpointStore, step: int) -> Snapshot:
+        """Take the state of a checkpoint that any number of ranks wrote, and return the checkpoint.
+
+        A rank that it does not know keeps its generators.
 
         Raises:
             CheckpointError: as of `CheckpointStore.load`.
         """
-        return store.load(step, into={"model": self._weights(), "optimizer": self._moments()})
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Take the rest of the state from what `read` returned. A rank that it does not know keeps its generators."""
+        snapshot = store.load(step, into={"model": self._weights(), "optimizer": self._moments()})
         weights, moments, generators = (snapshot.tensors[group] for group in GROUPS)
         load_fp8_history(self.model, {name: t for name, t in weights.items() if ".fp8." in name})
         load_optimizer_tensors(self.model, self.optimizer, moments)
-        prefix = f"rank-{self.ranks.rank}/"
-        own = {name.removeprefix(prefix): t for name, t in generators.items() if name.startswith(prefix)}
-        if own:
-            _set_generator_states(self.device, own)
+        cpu, cuda = (generators.get(name) for name in self._generator_names())
+        if cpu is not None:
+            torch.set_rng_state(cpu)
+        if cuda is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(cuda, self.device)
         self.loader.load_state_dict(snapshot.state["loader"])
+        return snapshot
+
+    def _generator_names(self) -> tuple[str, str]:
+        return f"rank-{self.ranks.rank}/torch", f"rank-{self.ranks.rank}/cuda"
+
+    def _generators(self) -> dict[str, Tensor]:
+        """Return the states of PyTorch's generators on this rank."""
+        cpu, cuda = self._generator_names()
+        states = {cpu: torch.get_rng_state()}
+        if self.device.type == "cuda":
+            states[cuda] = torch.cuda.get_rng_state(self.device)
+        return states
 
     def _moments(self) -> dict[str, Tensor]:
         """Return zeros for the optimizer's state, as `optimizer_tensors` names it."""
@@ -82,35 +93,10 @@ class RunState:
 
 
 def load_weights(model: Llama, snapshot: Snapshot) -> dict[str, Tensor]:
-    """Give a model the whole weights of a checkpoint, and return the FP8 history that is saved beside them.
-
-    Raises:
-        CheckpointError: it is of another model.
-    """
+    """Give a model the whole weights of its checkpoint, and return the FP8 history that is saved beside them."""
     tensors = dict(snapshot.tensors["model"])
     if model.config.tie_embeddings:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     history = {name: tensors.pop(name) for name in list(tensors) if ".fp8." in name}
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as err:
-        said = str(err).splitlines()[-1].strip()
-        raise CheckpointError(
-            f"the checkpoint of step {snapshot.step} does not fit the model: {said}"
-        ) from err
+    model.load_state_dict(tensors)
     return history
-
-
-def _generator_states(device: torch.device) -> dict[str, Tensor]:
-    """Return the states of PyTorch's generators, by name, for a checkpoint."""
-    states = {"torch": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def _set_generator_states(device: torch.device, states: dict[str, Tensor]) -> None:
-    """Give PyTorch's generators the states of a checkpoint; one from a CPU has none for a GPU."""
-    torch.set_rng_state(states["torch"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)

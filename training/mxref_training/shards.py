@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -77,7 +77,7 @@ def boxes_to_write(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Box
 
 
 def write_boxes(path: Path, boxes: Mapping[str, Box]) -> None:
-    """Write boxes into a safetensors file."""
+    """Write boxes into a safetensors file; OSError if it cannot be written."""
     cut = {
         name: {"offset": box.offset, "shape": box.whole}
         for name, box in sorted(boxes.items())
@@ -85,81 +85,52 @@ def write_boxes(path: Path, boxes: Mapping[str, Box]) -> None:
     }
     # One key: safetensors writes several in an order that changes from call to call.
     header = {_BOXES: json.dumps(cut)} if cut else {"format": "pt"}
-    save_file({name: box.tensor.contiguous() for name, box in boxes.items()}, path, metadata=header)
-
-
-@dataclass(frozen=True)
-class Boxes:
-    """The boxes that lie in several files, which are open."""
-
-    held: Mapping[str, Sequence[Box]]
-    """By the names of their tensors."""
-    dtypes: Mapping[str, torch.dtype]
-
-    def whole(self) -> dict[str, Tensor]:
-        """Return all tensors, each as a whole, on the CPU. What lies whole in a file is read when it is used."""
-        found = {}
-        for name, boxes in sorted(self.held.items()):
-            whole = boxes[0].whole
-            if len(boxes) == 1:
-                found[name] = boxes[0].tensor[(slice(None),) * len(whole)]
-            else:
-                found[name] = torch.empty(whole, dtype=self.dtypes[name])
-                self._fill(name, found[name])
-        return found
-
-    def difference(self, tensors: Mapping[str, Tensor]) -> str:
-        """Return how the names, dtypes or whole shapes of tensors differ from those of the files; empty if not."""
-        if left := tensors.keys() ^ self.held.keys():
-            return f"only one of them has {min(left)}"
-        for name, tensor in tensors.items():
-            theirs = f"{self.dtypes[name]} {list(self.held[name][0].whole)}"
-            if theirs != (ours := f"{tensor.dtype} {list(tensor.shape)}"):
-                return f"its {name} is {theirs}, not {ours}"
-        return ""
-
-    def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        """Fill tensors of any placement in place, each rank its own box of a DTensor."""
-        for name, tensor in tensors.items():
-            self._fill(name, tensor)
-
-    @torch.no_grad()
-    def _fill(self, name: str, tensor: Tensor) -> None:
-        own = own_box(tensor)
-        for held in self.held[name]:
-            if meeting := _meeting(own, held):
-                here, there = meeting
-                own.tensor[here].copy_(held.tensor[there])
+    try:
+        save_file({name: box.tensor.contiguous() for name, box in boxes.items()}, path, metadata=header)
+    except SafetensorError as err:
+        raise OSError(str(err)) from err
 
 
 @contextmanager
-def opened(files: Sequence[Path]) -> Iterator[Boxes]:
-    """Open files for the block, and read their headers. The files are verified: all of one checkpoint, as written."""
+def opened(files: Sequence[Path]) -> Iterator[dict[str, list[Box]]]:
+    """Open files for the block, and yield the boxes in them by name. The files are verified: all of one checkpoint."""
     held: dict[str, list[Box]] = {}
-    dtypes: dict[str, torch.dtype] = {}
     with ExitStack() as stack:
         for path in files:
             file = stack.enter_context(safe_open(path, framework="pt"))
             cut = json.loads((file.metadata() or {}).get(_BOXES, "{}"))
-            for name in file.keys():  # noqa: SIM118 - no mapping
+            for name in sorted(file.keys()):
                 tensor = file.get_slice(name)
                 sizes = tuple(tensor.get_shape())
                 place = cut.get(name, {"offset": [0] * len(sizes), "shape": sizes})
                 box = Box(tensor, tuple(place["offset"]), sizes, tuple(place["shape"]))
-                dtypes[name] = (tensor[:0] if sizes else file.get_tensor(name)).dtype
                 held.setdefault(name, []).append(box)
-        yield Boxes(held, dtypes)
+        yield held
 
 
-def _meeting(one: Box, other: Box) -> tuple[tuple[slice, ...], ...] | None:
-    """Return where in each of two boxes of a tensor their common elements are; None if there are none."""
-    firsts = [max(pair) for pair in zip(one.offset, other.offset, strict=True)]
-    lasts = [
-        min(a + n, b + m) for a, n, b, m in zip(one.offset, one.sizes, other.offset, other.sizes, strict=True)
-    ]
-    if any(first >= last for first, last in zip(firsts, lasts, strict=True)):
-        return None
-    return tuple(
-        tuple(slice(first - at, last - at) for first, last, at in zip(firsts, lasts, box.offset, strict=True))
-        for box in (one, other)
-    )
+def whole(boxes: Sequence[Box]) -> Tensor:
+    """Return the tensor that boxes of a file make, on the CPU. What lies in one box is read when it is used."""
+    first = boxes[0]
+    if len(boxes) == 1:
+        only: Tensor = first.tensor[(slice(None),) * len(first.whole)]
+        return only
+    made = torch.empty(first.whole, dtype=first.tensor[:0].dtype)
+    fill(made, boxes)
+    return made
+
+
+@torch.no_grad()
+def fill(tensor: Tensor, boxes: Sequence[Box]) -> None:
+    """Fill a tensor of any placement in place from the boxes of its name, each rank its own box of a DTensor."""
+    own = own_box(tensor)
+    for box in boxes:
+        firsts = [max(pair) for pair in zip(own.offset, box.offset, strict=True)]
+        lasts = [
+            min(a + n, b + m) for a, n, b, m in zip(own.offset, own.sizes, box.offset, box.sizes, strict=True)
+        ]
+        if all(first < last for first, last in zip(firsts, lasts, strict=True)):
+            here, there = (
+                tuple(slice(a - at, b - at) for a, b, at in zip(firsts, lasts, start, strict=True))
+                for start in (own.offset, box.offset)
+            )
+            own.tensor[here].copy_(box.tensor[there])

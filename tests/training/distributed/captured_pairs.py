@@ -18,7 +18,7 @@ from mxref_training.distributed.ranks import Ranks
 from mxref_training.distributed.sharded import is_split
 from mxref_training.distributed.share import Share, team_of
 from mxref_training.model.llama import Llama
-from mxref_training.shards import opened
+from mxref_training.shards import opened, whole
 from ranged import Ranged
 from training_setup import CONFIG, change, lines, metrics, run
 
@@ -72,8 +72,8 @@ def gathered_once() -> None:
 def saved(out: Path, step: int) -> dict[str, Any]:
     """Return the tensors of a checkpoint, put together."""
     files = sorted((out / "checkpoints" / f"step-{step}").glob("*.safetensors"))
-    with opened(files) as boxes:
-        return {name: tensor.numpy().tobytes() for name, tensor in boxes.whole().items()}
+    with opened(files) as held:
+        return {name: whole(boxes).numpy().tobytes() for name, boxes in sorted(held.items())}
 
 
 def outcomes(ranks: Ranks, exceeds: int = -1, spoiled: int = -1) -> tuple[list[StepOutcome], Tensor]:

@@ -6,11 +6,8 @@ import errno
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
-
-import torch.distributed as dist
 
 from mxref.cli import main
 from mxref_training import checkpoint, steps
@@ -45,17 +42,6 @@ def disk_full() -> None:
     checkpoint.write_boxes = full
 
 
-def slow() -> None:
-    """Have the rank take long to end after an error, before it shows it."""
-    destroy = dist.destroy_process_group
-
-    def slowly(*arguments: Any) -> None:
-        time.sleep(2)
-        destroy(*arguments)
-
-    dist.destroy_process_group = slowly
-
-
 def elsewhere() -> None:
     """Have the rank started with another folder."""
     sys.argv[sys.argv.index("--out") + 1] += "-elsewhere"
@@ -73,7 +59,7 @@ def older() -> None:
 
 
 FAULTS = {
-    "killed": (1, killed), "disk_full": (1, disk_full), "slow": (0, slow), "elsewhere": (1, elsewhere),
+    "killed": (1, killed), "disk_full": (1, disk_full), "elsewhere": (1, elsewhere),
     "unshared": (1, unshared), "older": (1, older), "none": (0, lambda: None),
 }  # fmt: skip
 """The rank that has the fault, and what gives it to this process."""

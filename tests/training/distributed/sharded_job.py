@@ -131,8 +131,7 @@ def save(made: RunState, folder: Path, step: int) -> None:
 
 def resume(made: RunState, folder: Path, step: int) -> str:
     """Take a checkpoint; return the note about other ranks."""
-    found = made.read(CheckpointStore(folder, 9, made.ranks), step)
-    made.restore(found)
+    found = made.restore(CheckpointStore(folder, 9, made.ranks), step)
     return resharded(found, made.ranks, {})
 
 

@@ -66,9 +66,8 @@ def test_a_killed_rank_brings_the_job_down_and_the_same_command_goes_on(folder: 
     assert "rank      : 1 " in root_cause(done)
     assert "Signal 9 (SIGKILL)" in root_cause(done)
     for error in errors(done):  # `torchrun` may end the other rank before it can say anything
-        assert "another rank ended without an error of its own (was it killed?)" in error
-        assert error.endswith("; the same command goes on from the newest checkpoint")
-    assert "RuntimeError" not in done.stderr
+        assert "the run stopped after 4 of 6 steps: RuntimeError: " in error
+        assert error.endswith("; the same command goes on from step 4")
     assert command(folder, out).returncode == 0
     assert metrics(out) == metrics(folder / "whole")
 
@@ -83,9 +82,8 @@ def test_hosts_that_do_not_share_the_folder_are_told_before_the_first_step(
         done = command(folder, out, fault="unshared")
         assert done.returncode != 0
         (error,) = errors(done)
-        assert "rank 1 on " in error
-        assert f"does not find {out / 'run.json'} as rank 0 on " in error
-        assert "--out must be a folder that all hosts share" in error
+        assert "--out must be a folder that all hosts share, under the same path: run.json is " in error
+        assert " on rank 0 and '' on rank 1: " in error
     assert not (new / "metrics.jsonl").exists()
     assert metrics(begun) == metrics(folder / "whole")
 
@@ -117,7 +115,8 @@ def test_a_full_disk_of_one_rank_keeps_the_checkpoint_before(
     done = command(folder, out, *options, fault="disk_full")
     assert done.returncode != 0
     (error,) = errors(done)
-    assert "step-4: No space left on device (rank 1); free some space or choose another --out" in error
+    assert error.startswith("error: rank 1: cannot write the checkpoint ")
+    assert "step-4: No space left on device; free some space or choose another --out" in error
     assert error.endswith("the last good checkpoint is " + str(out / "checkpoints" / "step-2") + ")")
     assert "Traceback" not in done.stderr.partition("error: ")[0]
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["latest", "step-2"]
@@ -143,7 +142,7 @@ def keep(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "options", "said"),
     [
-        (flip, (), "step-6 is damaged: model-2-of-2.safetensors does not have the SHA-256 that was recorded; to go"),
+        (flip, (), "step-6 is damaged: model-2-of-2.safetensors does not have the size and SHA-256 that"),
         (lose, (), "step-6 is damaged: No such file or directory: "),
         (keep, ("--recipe", "fp8"), "holds another run: recipe.fprop.x.format is bf16 there and fp8 here"),
     ],
@@ -156,12 +155,10 @@ def test_what_does_not_fit_is_refused_once_and_stays(
     shutil.copytree(folder / "whole", out)
     harm(out / "checkpoints" / "step-6")
     before = files(out)
-    # Both ranks find the damage. The second one would end before the slow first one has said why.
-    done = command(folder, out, "--set", "run.steps=8", *options, fault="slow" if harm is flip else "none")
+    done = command(folder, out, "--set", "run.steps=8", *options)
     assert done.returncode != 0
     (error,) = errors(done)
     assert said in error
-    assert "rank      : 0 " in root_cause(done)
     assert files(out) == before
     if not options:
         assert f"delete {out / 'checkpoints' / 'step-6'}" in error
@@ -176,7 +173,7 @@ def test_truncated_data_is_refused_by_line(folder: Path, tmp_path: Path) -> None
     done = command(folder, tmp_path / "run", "--data", str(cut))
     assert done.returncode != 0
     (error,) = errors(done)
-    assert error.startswith(f"error: {cut}, line 80: not valid JSON")
+    assert f"{cut}, line 80: not valid JSON" in error
     assert not (tmp_path / "run").exists()
 
 

@@ -25,8 +25,8 @@ def test_the_environment_of_torchrun_is_read() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"WORLD_SIZE": "four"}, "WORLD_SIZE is 'four'"),
-        ({"LOCAL_RANK": ""}, "LOCAL_RANK is ''"),
+        ({"WORLD_SIZE": "four"}, "there is WORLD_SIZE=four: "),
+        ({"LOCAL_RANK": ""}, "there is LOCAL_RANK=: "),
     ],
 )
 def test_an_environment_that_does_not_fit_is_refused(change: dict[str, str], message: str) -> None:

@@ -179,7 +179,7 @@ def failure_of_one(ranks: Ranks) -> None:
                 raise ConfigError("out of luck")
             ranks.gather(None)
 
-    expected = (PeerStopped, "^rank 1 has failed$") if ranks.first else (ConfigError, "^rank 1: out of luck$")
+    expected = (PeerStopped, "^rank 1 has failed$") if ranks.first else (ConfigError, "^out of luck$")
     with pytest.raises(expected[0], match=expected[1]):
         fails_on_one()
 

@@ -8,19 +8,18 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from mxref_training.distributed import connect
-from mxref_training.distributed.failing import one_error
 
 connect.TIMEOUT = timedelta(minutes=5)  # for the ranks to find each other
 
-with connect.connected(connect.started_ranks()) as ranks:
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1))
-    try:
-        with one_error(ranks):
-            with ranks.first_alone():
-                time.sleep(3 if ranks.first else 0)
-                print(f"rank {ranks.rank} was there", flush=True)
-            with ranks.first_alone():
-                raise ZeroDivisionError("planted")
-    finally:
-        if ranks.first:  # its process holds the store, in which the other one reads of the failure
-            time.sleep(1)
+started = connect.started_ranks()
+try:
+    with connect.connected(started) as ranks:
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1))
+        with ranks.first_alone():
+            time.sleep(3 if ranks.first else 0)
+            print(f"rank {ranks.rank} was there", flush=True)
+        with ranks.first_alone():
+            raise ZeroDivisionError("planted")
+finally:
+    if started.first:  # its process holds the store, in which the other one reads of the failure
+        time.sleep(1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,6 @@ import torch
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.durable import file_sha256
 from mxref_training.environment import versions
-from mxref_training.errors import CheckpointError, ConfigError
 from mxref_training.sources import code_digest
 
 PATIENCE = 90.0
@@ -45,23 +43,19 @@ def require_agreement(ranks: Ranks, out: Path, identity: Mapping[str, Any]) -> N
 
 
 def require_same_draws(ranks: Ranks) -> None:
-    """Raise ConfigError unless the CPUs of all ranks draw the same weights from the same seed.
+    """Raise ConfigError unless the CPUs of all ranks draw the same weights from the same seed; collective.
 
     The last bits of PyTorch's normal numbers depend on the vector instructions of the processor.
     """
-    if not ranks.several:
-        return
-    drawn = torch.empty(_DRAWS).normal_(generator=torch.Generator().manual_seed(0))
-    own = hashlib.sha256(drawn.numpy().tobytes()).hexdigest()
-    capability = torch.backends.cpu.get_cpu_capability()
-    found = ranks.gather((own, capability, socket.gethostname()))
-    for rank, (digest, vectors, host) in enumerate(found):
-        if digest != found[0][0]:
-            raise ConfigError(
-                f"PyTorch draws other weights on rank {rank} ({host}, {vectors}) than on rank 0 ({found[0][2]}, "
-                f"{found[0][1]}): set ATEN_CPU_CAPABILITY=default for all ranks, or begin with the weights of a folder "
-                "(run.init_from)"
-            )
+    if ranks.several:
+        drawn = torch.empty(_DRAWS).normal_(generator=torch.Generator().manual_seed(0))
+        digest = hashlib.sha256(drawn.numpy().tobytes()).hexdigest()
+        vectors = torch.backends.cpu.get_cpu_capability()
+        ranks.agree(
+            "the weights that PyTorch draws (set ATEN_CPU_CAPABILITY=default for all ranks, or begin with the weights "
+            "of a folder by run.init_from)",
+            {"their SHA-256": f"{digest} ({vectors})"},
+        )
 
 
 def require_shared(record: Path, ranks: Ranks) -> None:
@@ -72,29 +66,18 @@ def require_shared(record: Path, ranks: Ranks) -> None:
         ranks: of the run.
 
     Raises:
-        CheckpointError: a rank does not see that file; all ranks raise it.
+        ConfigError: a rank does not see that file.
     """
-    if not ranks.several:
-        return
-    wanted = ranks.broadcast((file_sha256(record), socket.gethostname()) if ranks.first else ("", ""))
-    mine = "" if ranks.first or _shows(record, wanted[0]) else socket.gethostname()
-    for rank, host in enumerate(ranks.gather(mine)):
-        if host:
-            raise CheckpointError(
-                f"rank {rank} on {host} does not find {record} as rank 0 on {wanted[1]} wrote it: --out must be a "
-                "folder that all hosts share, under the same path"
-            )
+    if ranks.several:
+        wanted, until = ranks.broadcast(_digest(record)), time.monotonic() + PATIENCE
+        while (found := _digest(record)) != wanted and time.monotonic() < until:
+            time.sleep(_PAUSE)
+        ranks.agree("--out must be a folder that all hosts share, under the same path", {record.name: found})
 
 
-def _shows(path: Path, sha256: str) -> bool:
-    """Return whether a file has this SHA-256, or has it in time."""
-    until = time.monotonic() + PATIENCE
-    while True:
-        try:
-            if file_sha256(path) == sha256:
-                return True
-        except OSError:
-            pass  # not there yet, or replaced on another host
-        if time.monotonic() >= until:
-            return False
-        time.sleep(_PAUSE)
+def _digest(path: Path) -> str:
+    """Return the SHA-256 of a file, or why it cannot be read: on another host it may not be there yet."""
+    try:
+        return file_sha256(path)
+    except OSError as err:
+        return err.strerror or "unreadable"

@@ -14,6 +14,7 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 
+from mxref.errors import MxrefError
 from mxref.raised import raised_text
 from mxref_training.distributed.failing import one_error
 from mxref_training.distributed.ranks import SOLE, TIMEOUT, Ranks
@@ -35,6 +36,8 @@ interpreter when it is ending aborts a process whose run is complete.
 """
 _CONNECTING = timedelta(minutes=10)
 """How long a rank tries to reach the others at first. They start together, but may import slowly."""
+_ATTEMPT = "mxref/attempt"
+"""The key under which the first rank names an attempt that ranks may join; empty when all have."""
 
 
 def started_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
@@ -47,43 +50,36 @@ def started_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
     """
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return SOLE
-    found: dict[str, int] = {}
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        text = environment.get(name, "")
-        if not text.isdecimal():
-            raise ConfigError(
-                f"the environment variable {name} is {text!r}, and ranks need a number there: start them by torchrun, "
-                "or unset RANK and WORLD_SIZE for one process"
-            )
-        found[name] = int(text)
-    rank, world, local, local_world = found.values()
-    return Ranks(rank, world, local, local_world)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    found = {name: environment.get(name, "") for name in names}
+    if wrong := [f"{name}={text}" for name, text in found.items() if not text.isdecimal()]:
+        raise ConfigError(
+            f"the environment variables of ranks need a number each, and there is {' '.join(wrong)}: start ranks by "
+            "torchrun, or unset RANK and WORLD_SIZE for one process"
+        )
+    return Ranks(*map(int, found.values()))
 
 
 def restarted(environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether `torchrun` has started this process in place of one that failed (`--max-restarts`)."""
-    text = environment.get("TORCHELASTIC_RESTART_COUNT", "")
-    return text.isdecimal() and int(text) > 0
+    return environment.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 @contextmanager
 def connected(ranks: Ranks) -> Iterator[Ranks]:
     """Connect the ranks to each other for the block: by gloo on the CPU, by NCCL on GPUs. One process stays alone.
 
-    If the block raises on one rank, all stop with one error, as of `one_error`. Under `torchrun` the other ranks then
-    end without a word.
+    If the block raises on one rank, all stop with one error, as of `one_error`. The message of a rank other than the
+    first begins with its number. Under `torchrun` the other ranks end without a word.
 
     Args:
         ranks: from `started_ranks`.
 
     Raises:
-        PeerStopped, PeerLost: as of `one_error`.
+        PeerStopped: as of `one_error`.
         ConfigError: they cannot reach each other.
     """
     if not ranks.several:
-        yield ranks
-        return
-    if dist.is_initialized():
         yield ranks
         return
     from torch.distributed.rendezvous import rendezvous
@@ -97,7 +93,9 @@ def connected(ranks: Ranks) -> Iterator[Ranks]:
         dist.init_process_group(backends, store=own, rank=rank, world_size=world, timeout=TIMEOUT)
     except (RuntimeError, ValueError) as err:
         raise ConfigError(
-            f"the ranks cannot connect to each other: {raised_text(err)}{_between_hosts(ranks)}"
+            f"the ranks cannot connect to each other: {raised_text(err)}; every host must reach MASTER_ADDR and "
+            "MASTER_PORT; if a host's name leads to another network, as to 127.0.1.1, name the network interface in "
+            "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
         ) from err
     atexit.register(time.sleep, _FREEING)
     try:
@@ -109,15 +107,14 @@ def connected(ranks: Ranks) -> Iterator[Ranks]:
             dist.distributed_c10d._abort_process_group()
         else:
             dist.destroy_process_group()
-        if isinstance(err, PeerStopped) and "TORCHELASTIC_RUN_ID" in os.environ:
-            time.sleep(_LET_IT_SPEAK)
-            raise SystemExit(2) from None
+        if isinstance(err, PeerStopped):
+            if "TORCHELASTIC_RUN_ID" in os.environ:
+                time.sleep(_LET_IT_SPEAK)
+                raise SystemExit(2) from None
+        elif isinstance(err, MxrefError) and not ranks.first:
+            err.args = (f"rank {ranks.rank}: {err}",)
         raise
     dist.destroy_process_group()
-
-
-_ATTEMPT = "mxref/attempt"
-"""The key under which the first rank names the attempt."""
 
 
 def _of_this_attempt(store: Store, rank: int, world: int) -> Store:
@@ -126,36 +123,21 @@ def _of_this_attempt(store: Store, rank: int, world: int) -> Store:
     `torchrun --max-restarts` keeps one store for all attempts. It still holds the addresses that the processes of the
     last attempt wrote there, under the same keys, and a rank that reads one of these calls a process that has ended.
     Its number of restarts names no attempt, because each host counts its own.
-    So the first rank invents a name. Every other rank answers under the name that it finds with a word of its own, and
-    goes on when the first rank has repeated that word: entries of an earlier attempt are never used.
+    So the first rank invents a name, under which all others report. It then withdraws the name, and only after that
+    lets them go: a name that is found and that nobody will let go is of an attempt that has ended.
     """
-    word, until = uuid4().hex, time.monotonic() + _CONNECTING.total_seconds()
+    name, until = uuid4().hex, time.monotonic() + _CONNECTING.total_seconds()
     if rank == 0:
-        name, answers = word, [f"mxref/{word}/{other}" for other in range(1, world)]
         store.set(_ATTEMPT, name)
-        store.wait(answers, _CONNECTING)
-        for answer in answers:
-            store.set(f"{answer}/heard", store.get(answer).decode())
+        store.wait([f"mxref/{name}/{other}" for other in range(1, world)], _CONNECTING)
+        store.set(_ATTEMPT, "")
+        store.set(f"mxref/{name}/go", "")
     else:
-        name, heard = "", b""
-        while heard != word.encode():
+        while not store.check([f"mxref/{name}/go"]):
             if time.monotonic() > until:
                 raise RuntimeError("rank 0 did not come")
             time.sleep(0.01)
-            if store.check([_ATTEMPT]):
-                name = store.get(_ATTEMPT).decode()
-                store.set(f"mxref/{name}/{rank}", word)
-                repeated = f"mxref/{name}/{rank}/heard"
-                heard = store.get(repeated) if store.check([repeated]) else b""
+            if store.check([_ATTEMPT]) and (found := store.get(_ATTEMPT).decode()):
+                name = found
+                store.set(f"mxref/{name}/{rank}", "")
     return dist.distributed_c10d.PrefixStore(f"mxref/{name}", store)
-
-
-def _between_hosts(ranks: Ranks, environment: Mapping[str, str] = os.environ) -> str:
-    """Return what several hosts need to reach each other; nothing if there is one."""
-    if ranks.world == ranks.local_world:
-        return ""
-    address, port = (environment.get(name, "not set") for name in ("MASTER_ADDR", "MASTER_PORT"))
-    return (
-        f"; every host must reach MASTER_ADDR = {address}, MASTER_PORT = {port}; if a host's name leads to another "
-        "network, as to 127.0.1.1, name the network interface in GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
-    )

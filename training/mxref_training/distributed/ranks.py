@@ -5,31 +5,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import count
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from mxref_training.environment import differences
-from mxref_training.errors import ConfigError, PeerStopped
-
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
+from mxref_training.errors import ConfigError
 
 T = TypeVar("T")
 
 TIMEOUT = timedelta(hours=1)
-"""How long a rank waits for another one in a collective. `first_alone` has no limit."""
-FAILED = "mxref/failed"
-"""The key in the store under which the first rank that fails puts its number."""
-_TURNS = count()
-"""Numbers the blocks of `first_alone`, which all ranks reach in the same order."""
+"""How long a rank waits for another one in a collective."""
+_HOWEVER_LONG = timedelta(days=365)
 
 
 @dataclass(frozen=True)
@@ -56,13 +48,8 @@ class Ranks:
         return self.world > 1
 
     def broadcast(self, value: T) -> T:
-        """Return the first rank's value, which is pickled; those of other ranks are not read."""
-        if not self.several:
-            return value
-        held: list[Any] = [value if self.first else None]
-        dist.broadcast_object_list(held, src=0)
-        found: T = held[0]
-        return found
+        """Return the first rank's value; those of other ranks are not used."""
+        return self.gather(value)[0]
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all ranks, pickled, in the order of ranks; every rank gets them."""
@@ -99,36 +86,18 @@ class Ranks:
     def first_alone(self) -> Iterator[None]:
         """Run the block on the first rank, and then on all others at the same time, which find its files.
 
-        However long the block takes, no time limit ends the wait for it. If the first rank raises, `failing.one_error`
-        around the block stops the others.
-
-        Raises:
-            PeerStopped: another rank has failed meanwhile.
+        However long the block takes, no time limit ends the wait for it.
         """
         if not self.several:
             yield
             return
-        turn = f"mxref/turn-{next(_TURNS)}"
+        patient = dist.new_group(backend="gloo", timeout=_HOWEVER_LONG)
         if not self.first:
-            _wait_for([f"{turn}/0"])
+            dist.barrier(patient)
         yield
-        shared_store().set(f"{turn}/{self.rank}", "done")
-        _wait_for([f"{turn}/{rank}" for rank in range(self.world)])
-
-
-def shared_store() -> Store:
-    """Return the store of all connected ranks."""
-    store: Store = dist.distributed_c10d._get_default_store()
-    return store
-
-
-def _wait_for(keys: list[str]) -> None:
-    """Wait until all keys are in the store, however long that takes."""
-    store = shared_store()
-    while not store.check(keys):
-        if store.check([FAILED]):
-            raise PeerStopped(f"rank {store.get(FAILED).decode()} has failed")
-        time.sleep(0.1)
+        if self.first:
+            dist.barrier(patient)
+        dist.barrier(patient)
 
 
 SOLE = Ranks()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from mxref_training.data.progress import progress
-from mxref_training.durable import clean, locked, make_folder, publish, remedy, temporary
+from mxref_training.durable import clean, locked, make_folder, publish, temporary
 from mxref_training.errors import HuggingFaceError
 from mxref_training.huggingface.weights import INDEX, SINGLE
 
@@ -147,7 +147,7 @@ def _alone(out: Path) -> Iterator[Path]:
     except (OSError, SafetensorError) as err:
         reason = getattr(err, "strerror", None) or str(err)
         raise HuggingFaceError(
-            f"cannot write {out}: {reason}; {remedy(err, 'free some space, or choose another folder')}"
+            f"cannot write {out}: {reason}; free some space, or choose another folder"
         ) from err
 
 

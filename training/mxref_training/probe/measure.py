@@ -78,7 +78,7 @@ def measure(
         said: takes a line about the progress.
 
     Raises:
-        CheckpointError: a damaged checkpoint, or one of another model.
+        CheckpointError: a damaged checkpoint.
         ConfigError: a glob that matches no layer, a batch that does not fit into memory, or no such device.
         MxrefError: a recipe that does not fit the model or that the backend does not declare.
     """

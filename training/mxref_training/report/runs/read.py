@@ -112,7 +112,7 @@ def _record(folder: Path) -> dict[str, Any]:
         raise FileFormatError(
             f"{folder} is not a folder; name the --out of an `mxref train` or `mxref ablate`"
         )
-    record = read_record(folder, lambda _: "make the report with the version that trained the run")
+    record = read_record(folder)
     if record is None:
         raise FileFormatError(
             f"{folder} is no run: it has no run.json, nor the results.json of a ladder; "
