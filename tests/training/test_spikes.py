@@ -26,9 +26,11 @@ CALM = [3.0 + 0.01 * (step % 7) for step in range(200)]
 class Watched:
     """The log of a run of which only its losses are given."""
 
-    def __init__(self, path: Path, limit: float = LIMIT, kept: dict[str, int] | None = None) -> None:
+    def __init__(
+        self, path: Path, limit: float = LIMIT, kept: dict[str, int] | None = None, log_every: int = 1
+    ) -> None:
         self.path, self.sink = path, Saboteur(0, crash)
-        config = replace(CONFIG, run=replace(CONFIG.run, spike=limit, steps=10_000))
+        config = replace(CONFIG, run=replace(CONFIG.run, spike=limit, steps=10_000, log_every=log_every))
         run = SimpleNamespace(
             folder=RunFolder(path, 1),
             config=config,
@@ -98,6 +100,16 @@ def test_skipped_steps_are_no_losses(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     watched.see(*CALM[:FEWEST])
     assert watched.see(99.0, math.nan, first=FEWEST + 1, problem="gradient norm inf") == []
+
+
+def test_losses_that_are_not_in_the_log_count_neither_before_nor_after_a_resume(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, log_every=2)
+    watched.see(*CALM[: 2 * FEWEST - 2])
+    watched.see(3.0, first=2 * FEWEST - 1, problem="gradient norm inf")
+    assert watched.see(9.0, first=2 * FEWEST + 1) == []
+    kept = watched.log.lengths()
+    watched.log.close()
+    assert Watched(tmp_path, kept=kept, log_every=2).see(9.0, first=2 * FEWEST + 1) == []
 
 
 def test_a_run_notes_the_samples_that_it_was_given_and_the_numbers_stay(tmp_path: Path) -> None:
