@@ -1,4 +1,4 @@
-"""Without torchtitan, the package for it says what to install; its own tests are in `tests/torchtitan`."""
+"""Converted layers may have a class of their own, as those for torchtitan do; its tests are in `tests/torchtitan`."""
 
 from __future__ import annotations
 
