@@ -1,4 +1,4 @@
-"""The memory that a run needs, for the check before it begins and for `mxref train --dry-run`.
+"""The ranks that a dry run assumes, and the memory that a run needs, which is checked before it begins too.
 
 Nothing here reads data or allocates the model.
 """
@@ -13,6 +13,17 @@ from mxref.roles import GemmRole
 from mxref_training.config import ONE, Axes, Compile, Recompute, TrainConfig, require
 from mxref_training.model import llama
 from mxref_training.wording import si
+
+
+class Mesh(NamedTuple):
+    """The assumptions of a dry run."""
+
+    ranks: int = 1
+    peak_tflops: float = 989.0
+    """Largest rate of one rank, in 10^12 floating-point operations per second; that of an H200 in BF16 without sparsity
+    (NVIDIA's data sheet)."""
+    utilisation: float = 0.4
+    """The share of that rate that training reaches."""
 
 
 class Memory(NamedTuple):

@@ -126,8 +126,9 @@ def train(
     require("train", "torch", "tokenizers")
     from mxref_training import trainer
     from mxref_training.cli.train_parts import loaded, print_result, say
-    from mxref_training.cli.train_plan import Mesh, print_plan
+    from mxref_training.cli.train_plan import print_plan
     from mxref_training.distributed.connect import connected, restarted, started_ranks
+    from mxref_training.forecast import Mesh
     from mxref_training.interrupt import Interrupted
     from mxref_training.observe import Observation, Window
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from rich.table import Table
 from rich.text import Text
@@ -14,7 +13,7 @@ from mxref.recipe import Recipe
 from mxref.roles import GemmRole
 from mxref.terminal import HEAD, QUIET, console
 from mxref_training.config import Axes, TrainConfig
-from mxref_training.forecast import memory
+from mxref_training.forecast import Mesh, memory
 from mxref_training.model.llama import Llama, flops_per_token, parameter_count
 from mxref_training.optim import learning_rate
 from mxref_training.preflight import planned
@@ -23,17 +22,6 @@ from mxref_training.wording import counted, si
 
 Section = tuple[str, list[tuple[str, str]]]
 """A heading and its lines, each a name and a text."""
-
-
-class Mesh(NamedTuple):
-    """The assumptions of a dry run."""
-
-    ranks: int = 1
-    peak_tflops: float = 989.0
-    """Largest rate of one rank, in 10^12 floating-point operations per second; that of an H200 in BF16 without sparsity
-    (NVIDIA's data sheet)."""
-    utilisation: float = 0.4
-    """The share of that rate that training reaches."""
 
 
 def print_plan(config: TrainConfig, recipe: Recipe, backend: Backend, why: str, mesh: Mesh) -> None:
