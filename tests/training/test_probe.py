@@ -354,7 +354,7 @@ def test_a_damaged_checkpoint_is_refused(trained: Path, tmp_path: Path) -> None:
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(bytes(data))
-    assert "model.safetensors does not have the SHA-256" in refused(copy, "--recipe", "mxfp4")
+    assert "model.safetensors does not have the size and SHA-256" in refused(copy, "--recipe", "mxfp4")
     (copy / "config.toml").unlink()
     assert "config.toml" in refused(copy, "--recipe", "mxfp4")
     (copy / "checkpoints" / "step-6" / "state.json").write_text("{}")

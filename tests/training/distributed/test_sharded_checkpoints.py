@@ -173,7 +173,8 @@ def test_a_full_disk_of_one_rank_stops_all_and_leaves_nothing(
         CheckpointError, match=r"cannot write the checkpoint .*step-5: No space left on device; .*step-3"
     ):
         raise found[rank]
-    assert isinstance(found[1 - rank], BrokenBarrierError)
+    # The other waits in vain, or still writes to the folder that the first has removed.
+    assert isinstance(found[1 - rank], BrokenBarrierError | CheckpointError)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-3"]
     assert store.load(3).step == 3
     saved(tmp_path, 2)
