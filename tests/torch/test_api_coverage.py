@@ -9,13 +9,13 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from api_setup import REFERENCE, batch, loss_of
+from api_setup import REFERENCE, Model, batch, loss_of
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from mxref.recipe import BF16_RECIPE
 from mxref.recipe_files import recipe_from_table
-from mxref_torch import MXLinear, check_census, convert, sole_uses, telemetry
+from mxref_torch import MXLinear, advance, check_census, convert, sole_uses, telemetry
 from mxref_torch.errors import LayerError
 
 BLOCKS = recipe_from_table({"gemm": "ordered", "all": {"rounding": "sr"}, "wgrad": {"hadamard": 16}})
@@ -179,3 +179,44 @@ def test_a_filter_or_a_recipe_in_bf16_may_reach_no_block() -> None:
         convert(model, BLOCKS, filter_fn="head", backend=REFERENCE)
     with pytest.warns(UserWarning, match="quantizes 0.0 %"):
         convert(own_model(), BF16_RECIPE, backend=REFERENCE)
+
+
+def added(model: Any) -> None:
+    model.blocks[0].adapter = nn.Linear(32, 32)
+    model.blocks[1].adapter = nn.Linear(32, 32)
+
+
+def replaced(model: Any) -> None:
+    model.blocks[1].up = nn.Linear(32, 64)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"), [(added, r"blocks.\*.adapter \(x2\);"), (replaced, "blocks.1.up;")]
+)
+@pytest.mark.parametrize("opens", ["follow", "advance", "step"])
+def test_a_layer_that_came_after_convert_is_noticed_once_at_the_next_step(
+    change: Any, named: str, opens: str
+) -> None:
+    model = Model()
+    handle = convert(model, BLOCKS, filter_fn="blocks.*", backend=REFERENCE)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    if opens == "follow":
+        handle.follow(optimizer)
+
+    def take(number: int) -> None:
+        loss_of(model, batch(number)).backward()
+        optimizer.step()
+        if opens == "advance":
+            handle.advance()
+        elif opens == "step":
+            advance(model)
+            handle.step += 1
+
+    take(0)
+    change(model)
+    with pytest.warns(UserWarning, match=f"came into the model after convert, .*: {named} ") as caught:
+        take(1)
+    assert len([each for each in caught if "came into" in str(each.message)]) == 1
+    take(2)
+    handle.unconvert()
+    assert handle.step == 3

@@ -9,6 +9,7 @@ Every change of where the place moves to changes the random bits of users' runs.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -27,7 +28,7 @@ from mxref_torch import operators
 from mxref_torch.conversion.candidates import Coverage, grouped, starred
 from mxref_torch.errors import LayerError, StepError
 from mxref_torch.layer.linear import MXLinear, converted, require_converted
-from mxref_torch.names import replace_modules, some
+from mxref_torch.names import named_linears, replace_modules, some
 from mxref_torch.optimizer_step import advance, check_master_weights, fp8_history, load_fp8_history, restart
 from mxref_torch.step_context import StepContext, in_backward
 
@@ -80,7 +81,7 @@ class Handle:
     """
 
     # What belongs to the context can then not be set here, where nothing would read it.
-    __slots__ = ("_follower", "context", "layers", "model")
+    __slots__ = ("_follower", "_known", "context", "layers", "model")
 
     def __init__(self, model: nn.Module) -> None:
         layers = require_converted(model)
@@ -92,6 +93,7 @@ class Handle:
         self.model = model
         (self.context,) = contexts.values()
         self.layers = tuple(layers)
+        self._known = {name for name in named_linears(model) if name not in layers}  # layers that stay plain
         self._follower: Follower | None = None
 
     @property
@@ -102,6 +104,7 @@ class Handle:
     @step.setter
     def step(self, step: int) -> None:
         self.context.step = step
+        self._note_plain_layers()
 
     @property
     def recipes(self) -> dict[str, Recipe]:
@@ -162,6 +165,20 @@ class Handle:
         self.step += 1
         if self._follower is not None:
             self._follower.begin_step()
+
+    def _note_plain_layers(self) -> None:
+        """Warn once of each linear layer that was added since `convert`, or has replaced a converted one.
+
+        It is no error: adapters are added on purpose, and many compute in their own precision on purpose too.
+        """
+        plain = [name for name, layer in named_linears(self.model).items() if not isinstance(layer, MXLinear)]
+        if new := [name for name in plain if name not in self._known]:
+            self._known.update(new)
+            warnings.warn(
+                f"these linear layers came into the model after convert, and compute in their own precision: "
+                f"{grouped(new)}; add them before convert, or convert the model again",
+                stacklevel=3,
+            )
 
     def restart(self) -> None:
         """Discard what the current step has left in the layers, so that the step can be repeated from its start."""
