@@ -171,7 +171,11 @@ class CheckpointStore:
         step, partial, ranks = unfinished.step, unfinished.folder, self.ranks
         try:
             with self._writing(step):
-                facts = {name: fact for own in ranks.gather(write()) for name, fact in own.items()}
+                try:
+                    own = write()
+                finally:
+                    ranks.gather(None)  # all have ended, so the first one can remove what they wrote
+                facts = {name: fact for other in ranks.gather(own) for name, fact in other.items()}
                 if ranks.first:
                     text = json.dumps(unfinished.state, indent=1, allow_nan=False) + "\n"
                     (partial / STATE).write_text(text, encoding="utf-8")

@@ -34,7 +34,7 @@ SMALL = (
 )  # fmt: skip
 
 
-def test_a_setting_that_is_wrong_on_all_ranks_is_said_once_by_the_first(tmp_path: Path) -> None:
+def test_a_setting_that_is_wrong_on_all_ranks_is_said_once(tmp_path: Path) -> None:
     mxref = str(Path(sys.executable).with_name("mxref"))
     done = torchrun(
         "--no-python", mxref, "train", "tiny", "--set", "run.micro_batch=1", "--out", str(tmp_path / "run"),
@@ -42,11 +42,11 @@ def test_a_setting_that_is_wrong_on_all_ranks_is_said_once_by_the_first(tmp_path
     )  # fmt: skip
     assert done.returncode != 0
     (error,) = errors(done)
-    assert error.startswith("error: run.micro_batch = 1 sequences do not split over 2 ranks")
+    assert "run.micro_batch = 1 sequences do not split over 2 ranks" in error
     assert not (tmp_path / "run").exists()
 
 
-def test_the_traceback_of_a_rank_that_crashes_is_shown(tmp_path: Path) -> None:
+def test_the_rank_that_crashes_is_the_root_cause_and_its_traceback_is_in_the_log(tmp_path: Path) -> None:
     script = tmp_path / "crashing.py"
     script.write_text(CRASH)
     for side, count in (("train", 60), ("val", 8)):
@@ -62,7 +62,7 @@ def test_the_traceback_of_a_rank_that_crashes_is_shown(tmp_path: Path) -> None:
     (error,) = errors(done)
     assert "rank 1: the run stopped after 1 of 3 steps: ZeroDivisionError: planted" in error
     launcher = done.stderr.partition("Root Cause")[2]
-    assert "ZeroDivisionError: planted" in launcher
+    assert "rank      : 1 " in launcher
     log = (out / "log.txt").read_text()
     assert log.count("ZeroDivisionError: planted") == 1
     assert "Connection closed" not in log
