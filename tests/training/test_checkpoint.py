@@ -84,6 +84,11 @@ def test_old_checkpoints_that_could_not_go_are_deleted_later(store: CheckpointSt
         for step in (1, 2, 3):
             store.save(snapshot(step))
     assert store.steps() == [1, 2, 3]
+    flip(store.path(3) / "model.safetensors")
+    with pytest.raises(CheckpointError, match="step-3 is damaged"):
+        store.settle(3)
+    assert store.steps() == [1, 2, 3]
+    flip(store.path(3) / "model.safetensors")
     store.settle(3)
     assert store.steps() == [2, 3]
 

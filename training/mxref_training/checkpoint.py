@@ -201,8 +201,12 @@ class CheckpointStore:
         """Finish what a killed process left undone for the newest checkpoint, that of `step`; of the first rank.
 
         Raises:
-            CheckpointError: as of `save`.
+            CheckpointError: as of `save`; or it is damaged, and older ones would be deleted.
         """
+        if len(self.steps()) > self.keep:
+            with self._reading(step):
+                _, facts = self._read(step)
+                _verify(self.path(step), facts, facts)
         with self._writing(step):
             self._replace_others(step)
 

@@ -122,6 +122,8 @@ def test_an_optimizer_whose_state_is_loaded_is_captured_anew(monkeypatch: pytest
     monkeypatch.setattr(take._runner, "_captured", Graph)
     for batch in BATCHES[:3]:
         take(batch)
+    with pytest.raises(StepError, match="call finish\\(\\) before optimizer.load_state_dict"):
+        optimizer.load_state_dict(optimizer.state_dict())
     take.finish()
     state = optimizer.state_dict()
     for group in state["param_groups"]:

@@ -127,6 +127,18 @@ def test_a_region_is_no_replay_of_a_graph_of_another_recipe(monkeypatch: pytest.
     assert replayed == [2]
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"micro_batches": 0}, {"micro_batches": -1}, {"tokens": 0}, {"clip": -1.0}]
+)
+def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]):
+    handle, optimizer, _ = made()
+    (name,) = wrong
+    with pytest.raises(mxref_torch.LayerError, match=f"CapturedStep: {name} = "):
+        mxref_torch.CapturedStep(
+            handle.model, handle.context, loss_of, optimizer, **{"tokens": 64, "capture": False, **wrong}
+        )
+
+
 def test_a_loop_of_ones_own_goes_on_after_the_last_captured_step():
     handle, optimizer, take = made(table={"all": {"rounding": "sr"}})
     for batch in BATCHES[:3]:

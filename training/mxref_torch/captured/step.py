@@ -7,6 +7,7 @@ holds back all later ones on the device, until it has been repeated in the wider
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -74,8 +75,16 @@ class CapturedStep:
 
         Raises:
             UnsupportedError: the recipe draws random bits, and the backend cannot read the step from the device.
-            LayerError: the optimizer is not a fused one or has hooks, or the model is not on one device.
+            LayerError: the optimizer is not a fused one or has hooks, the model is not on one device, or a number is
+                out of its range.
         """
+        for name, value, least in (
+            ("tokens", tokens, 1),
+            ("micro_batches", micro_batches, 1),
+            ("clip", clip, 0),
+        ):
+            if not least <= value < math.inf:
+                raise LayerError(f"CapturedStep: {name} = {value!r}, but it must be a number from {least}")
         self.context = context.context if isinstance(context, Handle) else context
         self.model, self.optimizer = model, optimizer
         self._tokens, self._micro_batches = tokens, micro_batches
@@ -99,6 +108,7 @@ class CapturedStep:
             group["capturable"] = True
         self._next: int | None = None  # number of the next step
         self._pending: _Pending | None = None
+        optimizer.register_load_state_dict_pre_hook(self._before_loading)
         optimizer.register_load_state_dict_post_hook(self._after_loading)
 
     def _check(self, on_gpu: bool) -> None:
@@ -125,6 +135,13 @@ class CapturedStep:
                 f"the recipe draws random bits in each step, and backend {backend.name!r} does not declare "
                 "device_steps: a captured step would draw the same bits again; pass capture=False, or take a recipe "
                 "without SR and without random signs"
+            )
+
+    def _before_loading(self, _optimizer: Any, _state: Any) -> None:
+        if self._pending is not None:
+            raise StepError(
+                f"the outcome of step {self._pending.step} has not been read, and it may have to be repeated: call "
+                "finish() before optimizer.load_state_dict"
             )
 
     def _after_loading(self, optimizer: torch.optim.Optimizer) -> None:
