@@ -21,6 +21,8 @@ from mxref.formats import (
     MXFP6_E3M2,
     MXFP8_E4M3,
     MXFP8_E5M2,
+    MXINT8,
+    NVFP4,
     BlockFormat,
     BlockShape,
     Nonfinite,
@@ -35,6 +37,7 @@ from mxref.recipe import GemmProfile, OperandSpec, Recipe
 from mxref.recipe_files import load_recipe
 from mxref.roles import GemmRole
 from mxref.steps.hadamard import Rotation, SignPolicy, hadamard, inverse_hadamard
+from mxref.steps.quotient import Arithmetic
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 from mxref.steps.scale import ScaleRule
@@ -49,6 +52,9 @@ __all__ = [
     "MXFP6_E3M2",
     "MXFP8_E4M3",
     "MXFP8_E5M2",
+    "MXINT8",
+    "NVFP4",
+    "Arithmetic",
     "Backend",
     "BlockFormat",
     "BlockShape",

@@ -1,4 +1,4 @@
-"""The files of MXArrays: codes, scale codes and a table of facts in a `.npz` or a `.safetensors` file."""
+"""The files of MXArrays, `.npz` or `.safetensors`: codes, scale codes, a tensor's scale, and a table of facts."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def checked_path(path: Any) -> Path:
         ) from None
 
 
-def write(path: Path, meta: Mapping[str, Any], codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> None:
+def write(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write a file; an existing one is replaced only when all is written.
 
     Raises:
         FileFormatError: another suffix than .npz and .safetensors.
     """
-    arrays = {"codes": np.ascontiguousarray(codes), "scales": np.ascontiguousarray(scales)}
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         if path.suffix == ".npz":
             with open(temporary, "wb") as f:
-                np.savez(f, meta=np.array(json.dumps(meta)), codes=arrays["codes"], scales=arrays["scales"])
+                np.savez(f, **arrays, meta=np.array(json.dumps(meta)))  # type: ignore[arg-type]
         elif path.suffix == ".safetensors":
             from safetensors.numpy import save
 
@@ -48,12 +48,13 @@ def write(path: Path, meta: Mapping[str, Any], codes: NDArray[np.uint8], scales:
         temporary.unlink(missing_ok=True)
 
 
-def read(path: Path) -> tuple[dict[str, Any], NDArray[Any], NDArray[Any]]:
-    """Return the table, the codes and the scale codes of a file; a damaged file raises its reader's own errors."""
+def read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Return the table and the arrays of a file by name; a damaged file raises its reader's own errors."""
     if path.suffix == ".safetensors":
         from safetensors import safe_open
 
         with safe_open(path, framework="numpy") as f:
-            return json.loads((f.metadata() or {})["mxref"]), f.get_tensor("codes"), f.get_tensor("scales")
+            meta = (f.metadata() or {})["mxref"]
+            return json.loads(meta), {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
     with np.load(path, allow_pickle=False) as f:
-        return json.loads(str(f["meta"])), f["codes"], f["scales"]
+        return json.loads(str(f["meta"])), {name: f[name] for name in f.files if name != "meta"}

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -32,6 +33,7 @@ from mxref.gemm import check_gemm, check_sum, gemm_profile
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.placement import Placement
 from mxref.plan import QuantPlan, check_input, dtype_name, plan_quantize
+from mxref.quantization import plan_tensor_scale
 from mxref.recipe import GemmProfile, OperandSpec
 from mxref.steps.hadamard import Rotation
 from mxref.steps.rounding import Rounding
@@ -112,7 +114,11 @@ class Backend(ABC):
             raise UnsupportedError(
                 f"backend {self.name!r} declares max_sr_bits = {caps.max_sr_bits}, asked for {spec.sr_bits}"
             )
-        return plan_quantize(tuple(x.shape), spec, axis, placement, pad)
+        plan = plan_quantize(tuple(x.shape), spec, axis, placement, pad)
+        if plan.format.tensor_scale:
+            amax, scale = self._tensor_scale(x, plan, placement)
+            plan = replace(plan, tensor_amax=amax, tensor_scale=scale)
+        return plan
 
     def dequantize(self, q: MXArray, dtype: str = "float32") -> Any:
         """Return the values of `q` in its original axis order; see `mxref.dequantize`."""
@@ -365,6 +371,13 @@ class Backend(ABC):
     @abstractmethod
     def _scaled_gemm(self, a: MXArray, b: MXArray, profile: GemmProfile, out_dtype: str) -> Any:
         """Return [M, N] of `out_dtype`; `b` is a PreparedArray only with this backend's layout for the profile."""
+
+    def _tensor_scale(self, x: Any, plan: QuantPlan, placement: Placement) -> tuple[Any, Any]:
+        """Return the largest finite magnitude of a tensor and its scale, float32 [1] each, as arrays of this backend.
+
+        The default is for backends on NumPy arrays.
+        """
+        return plan_tensor_scale(x, plan, placement)
 
     def _quantize_dual(
         self, x: Any, row: QuantPlan, column: QuantPlan

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.formats import ElementFormat
+from mxref.formats import BlockFormat
 from mxref.layouts.packed import unpack
 from mxref.mxarray import MXArray
-from mxref.steps.scale import scale_exponent
+from mxref.steps.scale import scale_exponent, scale_significand
 
 Floats = NDArray[np.float64]
 
@@ -87,23 +87,46 @@ def values(q: MXArray) -> Floats:
 
 def lowest_exponent(a: MXArray, b: MXArray) -> int:
     """Return the exponent of the power of two of which every scaled product is a multiple."""
-    return sum(q.format.element.unit_exponent + q.format.scale.min_exponent for q in (a, b))
+    return sum(q.format.element.unit_exponent + q.format.scale.unit_exponent for q in (a, b))
+
+
+def with_significands(q: MXArray) -> Floats:
+    """Return the decoded elements times the significands of their scales, float64 [rows..., K]; exact."""
+    if q.format.scale.powers:
+        return values(q)
+    return values(q) * np.repeat(scale_significand(np.asarray(q.scales), q.format.scale), q.format.k, axis=-1)
+
+
+def exact_blocks(block_format: BlockFormat) -> bool:
+    """Return whether float64 holds block dots of this format; not for E5M2 under scales with a mantissa."""
+    return block_format.scale.powers or _span(block_format) <= _WIDE
+
+
+def _span(block_format: BlockFormat) -> int:
+    """Return the bits that the magnitudes of elements times their scales' significands span."""
+    element = block_format.element
+    return (
+        element.max_exponent
+        + 1
+        - element.unit_exponent
+        + (block_format.scale.mantissa_bits + 1) * (not block_format.scale.powers)
+    )
 
 
 def block_dots(a: MXArray, b: MXArray) -> Iterator[BlockDot]:
     """Yield the dot products of the blocks, in ascending order.
 
-    Every float64 here is exact in any order of summation: a product of parts spans at most 45 bits, a block adds 5.
+    Every float64 here is exact in any order of summation: a product of parts spans at most 48 bits, a block adds 5.
 
     Implements: gemm.block_dot
     """
     k = a.format.k
-    va, vb = values(a), values(b)  # [M, K], [N, K]
-    (large_a, small_a), (large_b, small_b) = _split(va, a.format.element), _split(vb, b.format.element)
+    va, vb = with_significands(a), with_significands(b)  # [M, K], [N, K]
+    (large_a, small_a), (large_b, small_b) = _split(va, a.format), _split(vb, b.format)
     finite = all(np.isfinite(v).all() for v in (va, vb))
-    ea, eb = scale_exponent(a.scales), scale_exponent(b.scales)  # [M, K/k], [N, K/k]
+    ea, eb = (scale_exponent(q.scales, q.format.scale) for q in (a, b))  # [M, K/k], [N, K/k]
     unit = a.format.element.unit_exponent + b.format.element.unit_exponent
-    largest = k * a.format.element.max_value * b.format.element.max_value
+    largest = k * _largest(a.format) * _largest(b.format)
     few_bits = largest < 2.0 ** (unit + _FLOAT32_BITS)
     for i in range(ea.shape[1]):
         block = np.s_[:, i * k : (i + 1) * k]
@@ -118,14 +141,21 @@ def block_dots(a: MXArray, b: MXArray) -> Iterator[BlockDot]:
         yield BlockDot(dots, exponent, None if finite else _special(va[block], vb[block]), unit, few_bits)
 
 
-def _split(v: Floats, element: ElementFormat) -> tuple[Floats, Floats | None]:
+def _largest(block_format: BlockFormat) -> float:
+    """Return the largest element times the largest significand of a scale."""
+    significand = 1 if block_format.scale.powers else (2 << block_format.scale.mantissa_bits) - 1
+    return block_format.element.max_value * significand
+
+
+def _split(v: Floats, block_format: BlockFormat) -> tuple[Floats, Floats | None]:
     """Split finite elements into large and small ones, each 0 where the other is not.
 
     The small ones are None if the format is so narrow that large ones suffice. NaN and Inf count as 0.
     """
     v = v if np.isfinite(v).all() else np.where(np.isfinite(v), v, 0.0)
-    if element.max_exponent + 1 - element.unit_exponent <= _WIDE:
+    if _span(block_format) <= _WIDE:
         return v, None
+    element = block_format.element
     small = np.where(np.abs(v) < 2.0 ** (element.unit_exponent + _SMALL), v, 0.0)
     return v - small, small
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from mxref.errors import UnsupportedError
-from mxref.formats import INPUT_DTYPES, MXFP4, BlockFormat, BlockShape
+from mxref.formats import E8M0, INPUT_DTYPES, MXFP4, BlockFormat, BlockShape, Negatives
 from mxref.gemm import OUT_DTYPES
 from mxref.recipe import GemmProfile
 from mxref.steps.hadamard import SIZES
 from mxref.steps.rounding import MAX_SR_BITS, Rounding
-from mxref.steps.scale import ScaleRule
+from mxref.steps.scale import EXPONENT_RULES, ScaleRule
 
 Gemm = tuple[GemmProfile, BlockFormat, BlockFormat]
 """What a scaled GEMM is asked for: its profile, the format of A and that of B."""
@@ -24,6 +24,14 @@ def every_gemm(profiles: Iterable[GemmProfile], formats: Iterable[BlockFormat]) 
     return frozenset((p, a, b) for p in profiles for a in formats for b in formats if a.k == b.k)
 
 
+def scaled_by_powers(formats: Iterable[BlockFormat], k: int = 32) -> frozenset[BlockFormat]:
+    """Return the formats of sign and magnitude in blocks of k under E8M0 scales, which kernels of MXFP4 can share."""
+    return frozenset(
+        made for made in formats
+        if made.k == k and made.scale == E8M0 and made.element.negatives is Negatives.SIGN
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Capabilities:
     """What a backend promises to do bit for bit; asking for more raises UnsupportedError.
@@ -33,12 +41,12 @@ class Capabilities:
 
     formats: frozenset[BlockFormat] = frozenset({MXFP4})
     """Block formats that `quantize` makes and `dequantize` reads."""
-    scale_rules: frozenset[ScaleRule] = frozenset(ScaleRule)
+    scale_rules: frozenset[ScaleRule] = frozenset(EXPONENT_RULES)
     scale_thresholds: bool = False
     """Whether every threshold is a scale rule too, as `>1.5`."""
     roundings: frozenset[Rounding] = frozenset(Rounding)
     max_sr_bits: int = MAX_SR_BITS
-    blocks: frozenset[BlockShape] = frozenset(BlockShape)
+    blocks: frozenset[BlockShape] = frozenset({BlockShape.ROW, BlockShape.TILE})
     hadamard_sizes: frozenset[int] = frozenset(SIZES)
     prescale: bool = True
     in_dtypes: frozenset[str] = frozenset(INPUT_DTYPES)

@@ -12,8 +12,8 @@ import numpy as np
 from mxref.arguments import as_spec, check_integer
 from mxref.arrays import described
 from mxref.dialects import DIALECTS, Dialect
-from mxref.errors import BackendError, DtypeError, RecipeError, ShapeError
-from mxref.formats import INPUT_DTYPES, BlockFormat, BlockShape
+from mxref.errors import BackendError, DtypeError, RecipeError, ShapeError, UnsupportedError
+from mxref.formats import INPUT_DTYPES, BlockFormat
 from mxref.recipe import OperandSpec
 from mxref.recipe_files import load_recipe
 from mxref.roles import OPERANDS, GemmRole
@@ -89,6 +89,11 @@ def check_quantizer(
     made = treatment.format
     if not isinstance(made, BlockFormat):
         raise RecipeError(f"check_quantizer checks block formats, and {made} has no blocks")
+    if not made.scale.powers:
+        raise UnsupportedError(
+            f"check_quantizer calls a function of a matrix alone, and under {made.title} its bits depend on the scale "
+            "of the tensor too; make it a backend and run mxref conform, or compare the bytes of one matrix"
+        )
     if level not in tuple(Level):
         raise RecipeError(f"unknown level {described(level)}; known: {', '.join(Level)}")
     random = treatment.rounding is Rounding.SR or treatment.signs is not SignPolicy.NONE
@@ -205,5 +210,5 @@ def _multiples(multiple: Any, spec: OperandSpec, made: BlockFormat) -> tuple[int
         ) from None
     if rows < 1 or length < 1:
         raise ShapeError(f"multiple = {multiple!r} must be positive: of rows, and of the length")
-    tile = made.k if spec.block is BlockShape.TILE else 1
+    tile = made.k if spec.block.is_tile else 1
     return math.lcm(rows, tile), math.lcm(length, made.k, spec.hadamard or 1)

@@ -3,7 +3,7 @@
 The two may differ in format, not in block length.
 
 Scale exponents are added before anything is multiplied: dequantizing first overflows float32 at scale
-codes 253 and 254, and gives NaN for products that are small.
+codes 253 and 254 of E8M0, and gives NaN for products that are small. Scales of tensors come last.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from mxref.arguments import check_mxarray, check_name
 from mxref.arrays import described
-from mxref.block_dots import block_dots, lowest_exponent, rounded_to_odd, to_int, values
-from mxref.errors import DtypeError, RecipeError, ShapeError
+from mxref.block_dots import block_dots, exact_blocks, lowest_exponent, rounded_to_odd, to_int, values
+from mxref.errors import DtypeError, RecipeError, ShapeError, UnsupportedError
 from mxref.formats import CANONICAL_NAN
 from mxref.mxarray import MXArray
 from mxref.plan import dtype_name
 from mxref.recipe import GemmProfile
-from mxref.steps.scale import scale_exponent
+from mxref.steps.scale import scale_value
 
 OUT_DTYPES = ("float32", "bfloat16")
 
@@ -104,12 +104,19 @@ def scaled_gemm(
 
     Raises:
         ShapeError, DtypeError: operands that do not fit together.
+        UnsupportedError: a format whose block dots no float64 holds, as E5M2 under scales with a mantissa.
 
-    Implements: gemm.exact, gemm.ordered, gemm.nan, gemm.output, gemm.prescale, conventions.nan
+    Implements: gemm.exact, gemm.ordered, gemm.nan, gemm.output, gemm.prescale, gemm.tensor_scale, conventions.nan
     """
     profile = gemm_profile(profile)
     a, b = check_mxarray("scaled_gemm", a), check_mxarray("scaled_gemm", b)
     check_gemm(a, b, out_dtype)
+    for q in (a, b):
+        if not exact_blocks(q.format):
+            raise UnsupportedError(
+                f"scaled_gemm: no float64 holds a block's dot product of {q.format.element.name} under "
+                f"{q.format.scale.name} scales ({q.format.title}); use a narrower element, or E8M0 scales"
+            )
     prescale = prescale_product(a, b)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         if profile is GemmProfile.EXACT:
@@ -117,6 +124,8 @@ def scaled_gemm(
         else:
             out = _ordered(a, b)
             out = out if prescale == 1 else out * np.float32(1 / prescale)
+            for scale in _tensor_scales(a, b):
+                out = out * scale
             out = out if out_dtype == "float32" else out.astype(ml_dtypes.bfloat16)
     nan_rows = _nan_rows(a)[:, None] | _nan_rows(b) | np.isnan(out)
     nan = np.uint32(CANONICAL_NAN) if out_dtype == "float32" else np.uint16(CANONICAL_NAN >> 16)
@@ -138,6 +147,14 @@ def prescale_product(a: MXArray, b: MXArray) -> Fraction:
     return math.prod(factors, start=Fraction(1))
 
 
+def _tensor_scales(a: MXArray, b: MXArray) -> list[np.float32]:
+    """Return the operands' scales of tensors, that of A first.
+
+    Implements: gemm.tensor_scale
+    """
+    return [np.asarray(q.tensor_scale)[0] for q in (a, b) if q.tensor_scale is not None]
+
+
 def _ordered(a: MXArray, b: MXArray) -> NDArray[np.float32]:
     acc = np.zeros((a.scales.shape[0], b.scales.shape[0]), np.float32)
     for dot in block_dots(a, b):
@@ -152,7 +169,15 @@ def _exact(a: MXArray, b: MXArray, prescale: Fraction, out_dtype: str) -> NDArra
     for dot in block_dots(a, b):
         total = total + dot.integers(lowest)
         special = special if dot.special is None else special + dot.special
-    rounded = _rounded(total * prescale.denominator, prescale.numerator, lowest, *_OUT_FORMATS[out_dtype])
+    factor = 1 / prescale * math.prod(map(Fraction, map(float, _tensor_scales(a, b))), start=Fraction(1))
+    # A scale of a tensor is an integer times a power of two, and only the integers are kept in what is divided.
+    power = factor.denominator & -factor.denominator
+    rounded = _rounded(
+        total * factor.numerator,
+        factor.denominator // power,
+        lowest - power.bit_length() + 1,
+        *_OUT_FORMATS[out_dtype],
+    )
     narrow = np.where(special == 0, rounded, special).astype(np.float32)
     return narrow if out_dtype == "float32" else narrow.astype(ml_dtypes.bfloat16)
 
@@ -202,14 +227,21 @@ def bounded_tolerance(
     Implements: gemm.bounded, gemm.prescale
     """
     decoded = [np.abs(values(q)) for q in (a, b)]
-    scales = [np.ldexp(1.0, np.repeat(scale_exponent(q.scales), q.format.k, axis=1)) for q in (a, b)]
+    scales = [np.nan_to_num(scale_value(q.scales, q.format.scale), nan=0.0) for q in (a, b)]
+    scales = [np.repeat(scale, q.format.k, axis=1) for scale, q in zip(scales, (a, b), strict=True)]
     finite = [np.where(np.isfinite(v), v, 0.0) * scale for v, scale in zip(decoded, scales, strict=True)]
     total = finite[0] @ finite[1].T
     prescale = prescale_product(a, b)
     total /= float(prescale)
-    # Undoing the prescale errs twice more: in the multiply and in its constant.
-    eps = (a.length + 2 * (prescale != 1)) * 2.0**-24 if error_class == "fp32" else 2.0**-6
-    bound = eps * total + a.length * 2.0**-149
+    scaled = len(_tensor_scales(a, b))
+    t_a, t_b = (1.0 if q.tensor_scale is None else float(np.asarray(q.tensor_scale)[0]) for q in (a, b))
+    # What a scale of a tensor multiplies may have overflowed or underflowed before.
+    largest, least = total * max(1.0, t_a, t_a * t_b), a.length * 2.0**-149 * max(1.0, t_a, t_b, t_a * t_b)
+    least += 2.0**-148 * max(1.0, t_b) if scaled else 0.0
+    total *= t_a * t_b
+    # Undoing the prescale errs twice more, in the multiply and in its constant, and each scale of a tensor once.
+    eps = (a.length + 2 * (prescale != 1) + scaled) * 2.0**-24 if error_class == "fp32" else 2.0**-6
+    bound = eps * total + least
     if out_dtype == "bfloat16":
         bound = bound + (total + bound) * 2.0**-8 + 2.0**-133
-    return np.where(total < 2.0**127, bound, np.inf)
+    return np.where(largest < 2.0**127, bound, np.inf)

@@ -1,4 +1,4 @@
-"""MXArray: packed element codes and E8M0 scale codes, and what is needed to read them.
+"""MXArray: packed element codes and scale codes, and what is needed to read them.
 
 The block axis is stored last, so an array quantized along axis 0 is stored transposed, as GEMMs read it.
 """
@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref import array_file
-from mxref.errors import FileFormatError, ShapeError, UnsupportedError
+from mxref.errors import FileFormatError, RecipeError, ShapeError, UnsupportedError
 from mxref.formats import BLOCK_FORMATS, MXFP4, BlockFormat, BlockShape
 from mxref.layouts.packed import unpack
 from mxref.steps.hadamard import LateRotation, Rotation
 
 _FORMAT = "mxref.mxarray.1"
+_OF_FORMAT: Any = None
 # Tuples: to join types anew takes longer than to look at all else of a small array.
 _ROTATIONS = (Rotation, LateRotation, type(None))
 _BOOLS = (bool, np.bool_)
@@ -56,12 +57,15 @@ class MXArray:
     """Shape of the tensor that was quantized, in its own axis order and without padding."""
     axis: int
     """The block axis in `shape`."""
-    block: BlockShape = BlockShape.ROW
+    block: BlockShape = _OF_FORMAT
+    """What shares a scale; None is a block of the format."""
     prescale: bool = False
     """Whether elements carry the factor `format.element.prescale`, 3/4 for MXFP4."""
     rotation: Rotation | LateRotation | None = None
     """The Hadamard transform that the elements carry."""
     format: BlockFormat = MXFP4
+    tensor_scale: Any = None
+    """float32 [1], the scale of the whole tensor, for a format that has one; else None."""
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -101,11 +105,9 @@ class MXArray:
         try:
             object.__setattr__(self, "shape", tuple(map(index, self.shape)))
             object.__setattr__(self, "axis", index(self.axis))
-            object.__setattr__(self, "block", BlockShape(self.block))
         except (TypeError, ValueError) as err:
             raise ShapeError(
-                f"MXArray: shape {self.shape!r} must hold integers, axis {self.axis!r} be one, "
-                f"and block {self.block!r} be one of {', '.join(BlockShape)}"
+                f"MXArray: shape {self.shape!r} must hold integers, and axis {self.axis!r} be one"
             ) from err
         if not isinstance(self.rotation, _ROTATIONS):
             raise ShapeError(
@@ -115,6 +117,30 @@ class MXArray:
             raise ShapeError(f"MXArray: format must be a BlockFormat, as mxref.MXFP4, got {self.format!r}")
         if not isinstance(self.prescale, _BOOLS):
             raise ShapeError(f"MXArray: prescale must be True or False, got {self.prescale!r}")
+        try:
+            shape = self.format.row if self.block is None else BlockShape(self.block)
+        except RecipeError as err:
+            raise ShapeError(f"MXArray: block {err}") from err
+        if shape.columns != self.format.k:
+            raise ShapeError(
+                f"MXArray: block {shape} has not the {self.format.k} columns of {self.format.title}, as "
+                f"{self.format.row} or {self.format.tile}"
+            )
+        object.__setattr__(self, "block", shape)
+        self._check_tensor_scale()
+
+    def _check_tensor_scale(self) -> None:
+        """Raise ShapeError unless there is a float32 scale [1] of the tensor exactly where the format has one."""
+        scale = self.tensor_scale
+        dtype, shape = str(getattr(scale, "dtype", "")), tuple(getattr(scale, "shape", ()))
+        if self.format.tensor_scale and not (dtype.endswith("float32") and shape == (1,)):
+            raise ShapeError(
+                f"MXArray: {self.format.title} has a scale of the tensor, an array of float32 [1], got {scale!r}"
+            )
+        if scale is not None and not self.format.tensor_scale:
+            raise ShapeError(
+                f"MXArray: {self.format.title} has no scale of the tensor: leave tensor_scale out"
+            )
 
     @property
     def rows_shape(self) -> tuple[int, ...]:
@@ -135,6 +161,7 @@ class MXArray:
             same_meaning
             and np.array_equal(on_host(self.codes), on_host(other.codes))
             and np.array_equal(on_host(self.scales), on_host(other.scales))
+            and self._tensor_scale_bits() == other._tensor_scale_bits()
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -142,9 +169,14 @@ class MXArray:
     def _meaning(self) -> tuple[Any, ...]:
         return self.shape, self.axis, self.block, self.prescale, self.rotation, self.format
 
+    def _tensor_scale_bits(self) -> bytes:
+        return b"" if self.tensor_scale is None else on_host(self.tensor_scale).tobytes()
+
     def __repr__(self) -> str:
         """Return shape, block axis and the first blocks as hex: scale code, then element codes in order."""
-        extra = [f"block={self.block.value}"]
+        extra = [f"block={self.block}"]
+        if self.tensor_scale is not None:
+            extra.append(f"tensor scale {float(on_host(self.tensor_scale)[0]):.9g}")
         if self.length != self.shape[self.axis]:
             extra.append(f"padded to {self.length}")
         if self.prescale:
@@ -182,12 +214,15 @@ class MXArray:
             )
         rotation = self.rotation and [self.rotation.n, hex(self.rotation.signs)]
         meta = {
-            "format": _FORMAT, "shape": list(self.shape), "axis": self.axis, "block": self.block.value,
+            "format": _FORMAT, "shape": list(self.shape), "axis": self.axis, "block": str(self.block),
             "prescale": self.prescale, "rotation": rotation,
         }  # fmt: skip
         if self.format is not MXFP4:  # files of MXFP4 have no such key
             meta["block_format"] = self.format.name
-        array_file.write(path, meta, on_host(self.codes), on_host(self.scales))
+        arrays = {"codes": self.codes, "scales": self.scales}
+        if self.tensor_scale is not None:
+            arrays["tensor_scale"] = self.tensor_scale
+        array_file.write(path, meta, {name: on_host(array) for name, array in arrays.items()})
 
     @classmethod
     def load(cls, path: str | Path) -> MXArray:
@@ -198,10 +233,12 @@ class MXArray:
         """
         path = array_file.checked_path(path)
         try:
-            meta, codes, scales = array_file.read(path)
+            meta, arrays = array_file.read(path)
+            codes, scales = arrays["codes"], arrays["scales"]
             if meta["format"] != _FORMAT:
                 raise KeyError(meta["format"])
             block_format = BLOCK_FORMATS[meta.get("block_format", MXFP4.name)]
+            block = BlockShape(meta["block"])
         except ShapeError:
             raise
         except Exception as err:  # every reader raises its own kind on a damaged file
@@ -212,10 +249,11 @@ class MXArray:
             scales,
             tuple(meta["shape"]),
             meta["axis"],
-            BlockShape(meta["block"]),
+            block,
             meta["prescale"],
             rotation,
             block_format,
+            arrays.get("tensor_scale"),
         )
 
 

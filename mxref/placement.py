@@ -1,4 +1,4 @@
-"""Where an array lies: its random stream, and its place in the global logical tensor."""
+"""Where an array lies: its random stream, its place in the global logical tensor, and what it must know of that."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ class Placement:
     """int64 [1] on the device of the array, read when the kernels run; it takes the place of the stream's step.
 
     None takes the stream's own. A backend has to declare `device_steps` for it. Placements compare without it."""
+    amax: Any = field(default=None, compare=False)
+    """float32 [1] on the device of the array: the largest finite magnitude of the global tensor after its transform.
+
+    The scale of the tensor follows from it, where the format has one; a part of a tensor needs it. None takes the
+    array's own. Placements compare without it."""
 
     def __post_init__(self) -> None:
         if self.stream is not None and not isinstance(self.stream, Stream):
@@ -45,6 +50,13 @@ class Placement:
                 object.__setattr__(self, name, integers(name, value))
         if self.step is not None:
             self._check_step()
+        if self.amax is not None:
+            kind = str(getattr(self.amax, "dtype", "")).rpartition(".")[2]
+            if kind != "float32" or tuple(self.amax.shape) != (1,):
+                raise RecipeError(
+                    f"placement: amax must be a float32 array [1] on the device, not {described(self.amax)}; make one, "
+                    "as in numpy.array([6.5], numpy.float32)"
+                )
 
     def _check_step(self) -> None:
         """Raise RecipeError unless `step` is int64 [1] and there is a stream whose step it replaces."""

@@ -75,6 +75,10 @@ class QuantPlan:
     """Alignment of the block axis: lcm(k, Hadamard size)."""
     step: Any = field(default=None, compare=False)
     """int64 [1] on the device: the step of `stream` and of `signs`, from the placement; set if one of them needs it."""
+    tensor_amax: Any = field(default=None, compare=False)
+    """float32 [1], the largest finite magnitude of the whole tensor; set where the format has a scale of the tensor."""
+    tensor_scale: Any = field(default=None, compare=False)
+    """float32 [1], the scale of the tensor that follows from it; set likewise."""
     signs: Stream | None = None
     """Stream of the signs that kernels draw at `step`; set with `step` only, and `rotation` has no signs then."""
 
@@ -144,7 +148,7 @@ class QuantPlan:
         late = LateRotation(rotation.n, self.signs) if rotation and self.signs else None
         return MXArray(
             codes, scales, self.shape, self.axis, self.spec.block, self.spec.prescale, late or rotation,
-            self.format,
+            self.format, self.tensor_scale,
         )  # fmt: skip
 
 
@@ -228,8 +232,8 @@ def _without_bits(
             f"(k = {k}, Hadamard size {spec.hadamard or 'none'}); pass pad=True to append zeros up to {length}"
         )
     origin, global_shape = _check_origin(shape, axis, unit, origin, global_shape)
-    if spec.block is BlockShape.TILE:
-        _check_tiles(shape, axis, origin, k)
+    if spec.block.is_tile:
+        _check_tiles(shape, axis, origin, spec.block)
     # Random signs depend on the stream, and are drawn later.
     given = draw_rotation(spec.hadamard, SignPolicy.NONE, None, spec.sign_vector) if spec.hadamard else None
     return QuantPlan(spec, shape, axis, length, given, None, origin, global_shape, unit)
@@ -272,12 +276,12 @@ def _check_origin(
     return origin, global_shape
 
 
-def _check_tiles(shape: tuple[int, ...], axis: int, origin: tuple[int, ...], k: int) -> None:
+def _check_tiles(shape: tuple[int, ...], axis: int, origin: tuple[int, ...], block: BlockShape) -> None:
     if len(shape) < 2:
-        raise ShapeError(f"block 32x32 needs two axes, got shape {shape}")
+        raise ShapeError(f"block {block} needs two axes, got shape {shape}")
     other = len(shape) - 1 if axis != len(shape) - 1 else len(shape) - 2
-    if shape[other] % k or origin[other] % k:
+    if shape[other] % block.rows or origin[other] % block.rows:
         raise ShapeError(
-            f"block 32x32: axis {other} must have length and origin in multiples of {k}, "
+            f"block {block}: axis {other} must have length and origin in multiples of {block.rows}, "
             f"got {shape[other]} and {origin[other]}"
         )

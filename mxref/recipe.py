@@ -18,9 +18,10 @@ from mxref.errors import RecipeError
 from mxref.formats import BF16, MXFP4, BlockFormat, BlockShape, Nonfinite, OperandFormat
 from mxref.roles import OPERANDS, GemmRole
 from mxref.steps.hadamard import SIZES, SignPolicy, sign_bits
+from mxref.steps.quotient import Arithmetic
 from mxref.steps.rounding import MAX_SR_BITS, Rounding
 from mxref.steps.scale import ScaleRule
-from mxref.tomlio import OMITTED, normalize, to_table
+from mxref.tomlio import OMITTED, convert, normalize, to_table
 
 
 class GemmProfile(StrEnum):
@@ -34,6 +35,10 @@ class GemmProfile(StrEnum):
     """Any result within the backend's declared error class."""
 
 
+_BY_FORMAT: Any = None
+"""Default of a field of `OperandSpec` that the format decides."""
+
+
 @dataclass(frozen=True)
 class OperandSpec:
     """The treatment of one operand: its format and, for a block format, every choice that its bits depend on.
@@ -45,13 +50,15 @@ class OperandSpec:
     """
 
     format: OperandFormat = MXFP4
-    scale_rule: ScaleRule = ScaleRule.FLOOR
+    scale_rule: ScaleRule = _BY_FORMAT
+    """FLOOR where scales are powers of two, else NEAREST."""
     rounding: Rounding = Rounding.RNE
     sr_bits: int = 16
     """R, the random bits per element under SR, 1 to 22."""
-    block: BlockShape = BlockShape.ROW
+    block: BlockShape = _BY_FORMAT
+    """What shares a scale: a block of a row, as `1x32` for k = 32, or a tile, as `32x32`; by default a block."""
     zero_scale: int = 0
-    """E8M0 code of an all-zero block, 0 or 127."""
+    """Scale code of an all-zero block: 0, or that of the scale 1, which is 127 for E8M0 and 56 for UE4M3."""
     nonfinite: Nonfinite = Nonfinite.NAN_BLOCK
     prescale: bool = False
     """Multiply by the element's prescale (3/4 for MXFP4, 7/8 for MXFP8) before rounding; the GEMM undoes it."""
@@ -60,16 +67,21 @@ class OperandSpec:
     signs: SignPolicy = SignPolicy.NONE
     sign_vector: str | None = None
     """Given signs in place of random ones: `+` or `-` for each element of a group; None is all `+`."""
+    arithmetic: Arithmetic = field(default=Arithmetic.REAL, metadata=OMITTED)
+    """How quotients by scales with a mantissa are computed: rounded once, or in an implementation's order."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "format", convert(OperandFormat, self.format, "format"))
+        blocks = self.format if isinstance(self.format, BlockFormat) else MXFP4
+        if self.scale_rule is None:
+            rule = ScaleRule.FLOOR if blocks.scale.powers else ScaleRule.NEAREST
+            object.__setattr__(self, "scale_rule", rule)
+        if self.block is None:
+            object.__setattr__(self, "block", blocks.row)
         normalize(self)
         for f in fields(self):
             require_in_range(f.name, getattr(self, f.name))
-        if self.block is BlockShape.TILE and _block_length(self) not in (0, 32):
-            raise RecipeError(
-                f"block = {self.block.value!r} with the format {self.format}, whose blocks have {_block_length(self)} "
-                "elements: tiles are for blocks of 32; set block = '1x32'"
-            )
+        self._require_fit(blocks)
         if self.signs is not SignPolicy.NONE and not self.hadamard:
             raise RecipeError(
                 f"signs = {self.signs.value!r} without a Hadamard transform: set hadamard = 16, say"
@@ -85,6 +97,49 @@ class OperandSpec:
                     "give one sign for each element of a group"
                 )
 
+    @property
+    def stated(self) -> dict[str, Any]:
+        """The fields that differ from those of `OperandSpec(format)`; another format may have them too."""
+        usual = OperandSpec(self.format)
+        return {
+            f.name: value for f in fields(self) if (value := getattr(self, f.name)) != getattr(usual, f.name)
+        }
+
+    def _require_fit(self, blocks: BlockFormat) -> None:
+        """Raise RecipeError unless shape, scale rule, zero scale and prescale are choices that the format has."""
+        scale = blocks.scale
+        if self.block.columns != blocks.k:
+            raise RecipeError(
+                f"block = '{self.block}' with the format {self.format}, whose blocks have {blocks.k} elements: "
+                f"set block = '{self.block.rows}x{blocks.k}', or leave it out for '{blocks.row}'"
+            )
+        if (self.scale_rule is ScaleRule.NEAREST) == scale.powers:
+            fitting = "a rule such as 'floor'" if scale.powers else "'nearest'"
+            raise RecipeError(
+                f"scale_rule = '{self.scale_rule}' with the format {self.format}, whose scales are {scale.name}: "
+                f"set scale_rule = {fitting}, or leave it out"
+            )
+        if self.zero_scale not in (0, scale.one_code):
+            raise RecipeError(
+                f"zero_scale = {self.zero_scale} is neither 0 nor {scale.one_code}, the code of 1 in {scale.name}"
+            )
+        if self.prescale and not scale.powers:
+            raise RecipeError(
+                f"prescale = true with the format {self.format}: it keeps powers of two from saturating, and "
+                f"scales of {scale.name} do not; leave it out"
+            )
+        if self.arithmetic is not Arithmetic.REAL and (scale.powers or self.zero_scale):
+            raise RecipeError(
+                f"arithmetic = '{self.arithmetic}' with the format {self.format} and zero_scale = {self.zero_scale}: "
+                "an order of operations is for scales with a mantissa, and says what a zero block gets"
+            )
+        most = 23 - blocks.element.precision
+        if blocks.tensor_scale and self.sr_bits > most:
+            raise RecipeError(
+                f"sr_bits = {self.sr_bits} with the format {self.format}: under a scale of the tensor, "
+                f"{blocks.element.name} takes at most {most}"
+            )
+
 
 UNTURNED: dict[str, Any] = {"hadamard": 0, "signs": SignPolicy.NONE, "sign_vector": None}
 """The fields of an `OperandSpec` that leave its Hadamard transform out."""
@@ -94,8 +149,8 @@ def require_in_range(key: str, value: Any) -> None:
     """Raise RecipeError unless a key of `OperandSpec` may have this value, of the right type."""
     if key == "sr_bits" and not 1 <= value <= MAX_SR_BITS:
         raise RecipeError(f"sr_bits = {value} is outside 1 .. {MAX_SR_BITS}")
-    if key == "zero_scale" and value not in (0, 127):
-        raise RecipeError(f"zero_scale = {value} is neither 0 nor 127")
+    if key == "zero_scale" and not 0 <= value <= 255:
+        raise RecipeError(f"zero_scale = {value} is no code of a scale, which is a byte")
     if key == "sign_vector" and value is not None:
         if not value:
             raise RecipeError(

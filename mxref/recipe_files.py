@@ -60,11 +60,10 @@ def _own(table: Mapping[str, Any], where: str) -> Recipe:
             raise RecipeError(
                 f"{where}: unknown key {shown(key)}{nearest(key, known | {'layers', 'schedule'})}"
             )
-    base = dialect(table["dialect"]).spec if "dialect" in table else OperandSpec()
+    named = dialect(table["dialect"]).spec if "dialect" in table else OperandSpec()
+    base = {"format": named.format} | named.stated
     common, _ = _layer(table.get("all", {}), f"{where}.all")
-    gemms = {
-        role.value: _gemm(role, table.get(role.value, {}), vars(base) | common, where) for role in GemmRole
-    }
+    gemms = {role.value: _gemm(role, table.get(role.value, {}), base | common, where) for role in GemmRole}
     return build(
         Recipe, {key: given for key, given in table.items() if key not in ("dialect", "all")} | gemms, where
     )

@@ -16,6 +16,7 @@ from mxref.plan import QuantPlan
 from mxref.quantization import dequantize, quantize_planned
 from mxref.recipe import GemmProfile
 from mxref.steps.hadamard import Rotation, hadamard
+from mxref.steps.scale import ScaleRule
 
 
 class ReferenceBackend(Backend):
@@ -24,7 +25,9 @@ class ReferenceBackend(Backend):
     name = "reference"
     capabilities = Capabilities(
         formats=frozenset(BLOCK_FORMATS.values()),
+        scale_rules=frozenset(ScaleRule),
         scale_thresholds=True,
+        blocks=frozenset(shape for made in BLOCK_FORMATS.values() for shape in (made.row, made.tile)),
         gemms=every_gemm(GemmProfile, BLOCK_FORMATS.values()),
         dequantize_dtypes=frozenset({"float64", "float32", "bfloat16"}),
     )

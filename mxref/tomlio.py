@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mxref.errors import FileFormatError, RecipeError
-from mxref.formats import OperandFormat
+from mxref.formats import BlockShape, OperandFormat
 
 T = TypeVar("T")
 
@@ -168,7 +168,7 @@ def hints_of(cls: type) -> dict[str, Any]:
 def convert(hint: Any, value: Any, where: str) -> Any:
     """Return a value converted to the type of a field; RecipeError, beginning with `where`, if this is impossible."""
     if type(value) is hint:
-        if isinstance(value, Enum | bool | OperandFormat):
+        if isinstance(value, Enum | bool | OperandFormat | BlockShape):
             return value
         if hint is int:
             return _integer(value, where)
@@ -185,6 +185,11 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, str) or value not in known_formats:
             raise RecipeError(f"{where} = {shown(value)} is not one of {', '.join(known_formats)}")
         return known_formats[value]
+    if hint is BlockShape:
+        try:
+            return BlockShape(value)
+        except RecipeError as err:
+            raise RecipeError(f"{where}: {err}") from None
     if is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, hint):
             return value
@@ -257,6 +262,8 @@ def to_table(obj: Any) -> Any:
         return obj
     if isinstance(obj, OperandFormat):
         return obj.name
+    if isinstance(obj, BlockShape):
+        return str(obj)
     if is_dataclass(obj):
         items = ((f, getattr(obj, f.name)) for f in fields(obj))
         return {

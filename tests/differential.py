@@ -12,6 +12,11 @@ def element_of(spec):
     return oracle.ELEMENTS[spec.format.element.name]
 
 
+def scale_of(spec):
+    """The oracle's own description of a spec's scale format."""
+    return oracle.SCALES[spec.format.scale.name]
+
+
 def oracle_quantize(x, spec, stream=None, row_start=0, length=None, first=0):
     """Codes [N, K] and scale codes [N, K / k] of float32 rows, block axis last, by the scalar oracle.
 
@@ -19,32 +24,50 @@ def oracle_quantize(x, spec, stream=None, row_start=0, length=None, first=0):
     """
     length = length or x.shape[1]
     bits = x.view(np.uint32).tolist()
-    return _blocks(bits, x.shape[1], spec, stream, lambda r, c: (row_start + r) * length + first + c)
+    return _blocks(bits, x.shape[1], spec, stream, lambda r, c: (row_start + r) * length + first + c)[:2]
 
 
-def oracle_quantize_array(x, spec, stream=None, *, axis=-1, origin=None, global_shape=None, pad=False):
-    """Codes [rows..., K] and scale codes [rows..., K / k] of any array, by the scalar oracle and its own plan.
+def oracle_quantize_array(x, spec, stream=None, **where):
+    """Codes and scale codes of any array; see `oracle_quantize_tensor`."""
+    return oracle_quantize_tensor(x, spec, stream, **where)[:2]
+
+
+def oracle_quantize_tensor(
+    x, spec, stream=None, *, axis=-1, origin=None, global_shape=None, pad=False, amax=None
+):
+    """Codes [rows..., K], scale codes [rows..., K / k] and the bits of the tensor's scale, None without one.
+
+    By the scalar oracle and its own plan. `amax` is the largest finite magnitude of the whole tensor as float32 bits.
 
     Raises:
         oracle_plan.Refused: the specification refuses the request.
     """
-    tile, k = spec.block.value == "32x32", spec.format.k
+    k = spec.format.k
     place = oracle_plan.place(
-        x.shape, axis, spec.hadamard, k=k, tile=tile, origin=origin, whole=global_shape, pad=pad
+        x.shape, axis, spec.hadamard, k=k, height=height_of(spec), origin=origin, whole=global_shape, pad=pad
     )
+    if spec.format.tensor_scale and amax is None and place.whole != place.shape:
+        raise oracle_plan.Refused("scale.tensor.amax: a part does not know the tensor's amax")
     words = np.ascontiguousarray(x.astype(np.float32)).view(np.uint32)
     rows = list(place.rows())
     sources = [[place.source(row, column) for column in range(place.stored)] for row in rows]
     bits = [[0 if source is None else int(words[source]) for source in row] for row in sources]
     first = [place.index(row, 0) for row in rows]
-    codes, scales = _blocks(bits, place.stored, spec, stream, lambda r, c: first[r] + c)
+    codes, scales, tensor = _blocks(bits, place.stored, spec, stream, lambda r, c: first[r] + c, amax)
     lengths = place.others(place.shape)
-    return codes.reshape(*lengths, place.stored), scales.reshape(*lengths, place.stored // k)
+    return codes.reshape(*lengths, place.stored), scales.reshape(*lengths, place.stored // k), tensor
 
 
-def _blocks(bits, length, spec, stream, index):
-    """Codes and scales of stored rows of float32 bits; `index` gives the random index of a row's column."""
-    rows, k, element = len(bits), spec.format.k, element_of(spec)
+def height_of(spec):
+    """The rows of a spec's tiles, 1 where it has none; its text is rows by columns."""
+    rows, columns = map(int, spec.block.split("x"))
+    assert columns == spec.format.k
+    return rows
+
+
+def _blocks(bits, length, spec, stream, index, amax=None):
+    """Codes, scales and tensor scale of stored rows of float32 bits; `index` gives a column's random index."""
+    rows, k, element, scale = len(bits), spec.format.k, element_of(spec), scale_of(spec)
     if spec.hadamard:
         n, policy = spec.hadamard, spec.signs.value
         where = (0, 0, 0, 6)
@@ -55,7 +78,12 @@ def _blocks(bits, length, spec, stream, index):
             [b for i in range(0, length, n) for b in oracle_random.hadamard(row[i : i + n], signs)]
             for row in bits
         ]
-    height = k if spec.block.value == "32x32" else 1
+    tensor = None
+    if spec.format.tensor_scale:
+        if amax is None:
+            amax = oracle.tensor_amax([b for row in bits for b in row])
+        tensor = oracle.tensor_scale(amax, element, scale)
+    height = height_of(spec)
     codes = np.zeros((rows, length), np.uint8)
     scales = np.zeros((rows, length // k), np.uint8)
     for top in range(0, rows, height):
@@ -74,11 +102,13 @@ def _blocks(bits, length, spec, stream, index):
                 r=random,
                 R=spec.sr_bits,
                 element=element,
+                scale=scale,
+                tensor=oracle.ONE if tensor is None else tensor,
             )
             scales[top : top + height, block] = byte
             for (r, c), code in zip(cells, block_codes, strict=True):
                 codes[r, c] = code
-    return codes, scales
+    return codes, scales, tensor
 
 
 def bits_of(array):

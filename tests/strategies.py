@@ -29,7 +29,7 @@ Block = tuple[int, list[int]]  # an E8M0 byte and the 32 codes it scales
 def amax_mantissas(element: Element = E2M1) -> tuple[int, ...]:
     """A power of two, and the turns of RCEIL and EVEN between two powers of two, each with its neighbours."""
     rceil = oracle.round_f32(element.largest) & 0x7FFFFF
-    even = (1 << 23) - (1 << (22 - element.mantissa_bits))
+    even = (1 << 23) - (1 << (22 - element.fraction_bits))
     return (0, 1, rceil - 1, rceil, rceil + 1, even - 1, even, 0x7FFFFF)
 
 
@@ -225,7 +225,7 @@ def common_exponent_blocks(draw: st.DrawFn, n: int = K, element: Element = E2M1)
     centre = draw(st.integers(0, 254))
     spread = 4 if element == E2M1 else draw(st.integers(2, element.largest_exponent + 2))
     lowest, highest = max(centre - spread, 0), min(centre + spread, 254)
-    half_steps = [i << (22 - element.mantissa_bits) for i in range(2, 2 << element.mantissa_bits)]
+    half_steps = [i << (22 - element.fraction_bits) for i in range(2, 2 << element.fraction_bits)]
     beside = [m + d for m in half_steps for d in (-1, 0, 1)] if element != E2M1 else []
     turns = np.array((*amax_mantissas(element), 0x200000, 0x600001, 0x7FFFFE, *beside), np.uint32)
     words, at, which, beyond = draw(_words(n)), draw(_words(n)), draw(_bytes(n)), draw(_bytes(n))
@@ -281,7 +281,7 @@ def code_blocks(
     any_code, half = numbers_of(n), numbers_of(n // 2)
     zeros = _bytes(n).map(lambda b: (b & sign).tolist())
     largest = zeros.map(lambda codes: [top | code for code in codes])
-    cancelling = half.map(lambda h: h + [c ^ sign for c in h])
+    cancelling = half.map(lambda h: h + [element.negated(c) for c in h])
     numbers = st.one_of(any_code, largest, st.just([top] * n), zeros, cancelling)
     if not special or top == sign - 1:
         return numbers
@@ -332,10 +332,10 @@ def nearly_tied_operands(
 
     The sum is a tie that only the small product decides: an accumulation that rounds twice goes wrong.
     """
-    powers = [element.largest_exponent + element.bias << element.mantissa_bits for element in elements]
+    powers = [element.grid.index(Fraction(2) ** element.largest_exponent) for element in elements]
     sum_of_bytes = draw(st.integers(150, 400))
     below = sum_of_bytes - 24
-    signs = [element.sign for element in elements]
+    first_element = elements[0]
 
     def block(total: int, *pairs: tuple[int, int]) -> tuple[Block, Block]:
         places = draw(st.lists(st.integers(0, K - 1), min_size=len(pairs), max_size=len(pairs), unique=True))
@@ -347,12 +347,13 @@ def nearly_tied_operands(
         first = draw(st.integers(low, total - low))
         return (first, codes[0]), (total - first, codes[1])
 
-    sign = draw(st.sampled_from((0, signs[0])))
-    half = (powers[0] | draw(st.sampled_from((0, signs[0]))), powers[1])
-    small = (draw(st.integers(0, 3)) | draw(st.sampled_from((0, signs[0]))), draw(st.integers(0, 3)))
+    negative = st.booleans()
+    power = first_element.code(powers[0], draw(negative))
+    half = (first_element.code(powers[0], draw(negative)), powers[1])
+    small = (first_element.code(draw(st.integers(0, 3)), draw(negative)), draw(st.integers(0, 3)))
     odd = draw(st.booleans())  # the power itself, or the float32 above it, whose last bit is set
-    blocks = [block(sum_of_bytes, (powers[0] | sign, powers[1]))]
+    blocks = [block(sum_of_bytes, (power, powers[1]))]
     if odd:
-        blocks.append(block(below + 1, (powers[0] | sign, powers[1])))
+        blocks.append(block(below + 1, (power, powers[1])))
     blocks.append(block(below, half, small))
     return [a for a, _ in blocks], [b for _, b in blocks]

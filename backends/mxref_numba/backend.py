@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.backend import Backend
-from mxref.capabilities import Capabilities, every_gemm
+from mxref.capabilities import Capabilities, every_gemm, scaled_by_powers
 from mxref.formats import BLOCK_FORMATS, BlockFormat
 from mxref.mxarray import MXArray
 from mxref.placement import Placement
@@ -30,12 +30,12 @@ from mxref_numba.threads import running
 from mxref_numba.vector import decoder, staging, units
 from mxref_numba.vector.target import TARGETS
 
-_FORMATS = frozenset(form for form in BLOCK_FORMATS.values() if form.k == 32)
-"""Its kernels have blocks of 32."""
+_FORMATS = scaled_by_powers(BLOCK_FORMATS.values())
+"""Its kernels have blocks of 32 and scales of E8M0."""
 
 
 class NumbaBackend(Backend):
-    """Every block format as the reference has it, on all CPU cores; GEMMs `ordered` and `bounded`."""
+    """Block formats of 32 under E8M0 as the reference has them, on all CPU cores; GEMMs `ordered` and `bounded`."""
 
     name = "numba"
     capabilities = Capabilities(

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.formats import BlockFormat, BlockShape, ElementFormat
+from mxref.formats import BlockFormat, ElementFormat
 from mxref.plan import QuantPlan, dtype_name
 from mxref.recipe import OperandSpec
 from mxref.steps.hadamard import Rotation, norm_factor
@@ -187,7 +187,7 @@ def _job_of(spec: OperandSpec) -> Job:
         length=0,
         transform=transform_of(None)[0],
         k=spec.format.k,
-        tile=spec.block is BlockShape.TILE,
+        tile=spec.block.is_tile,
         scale=scale_numbers(spec),
         prescale=np.float32(element.prescale if spec.prescale else 1),
         rounding=rounding,

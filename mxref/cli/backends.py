@@ -139,9 +139,14 @@ def _gemms(found: list[list[str]]) -> str:
     lines = []
     for profile in dict.fromkeys(profile for profile, _, _ in found):
         pairs = [(a, b) for name, a, b in found if name == profile]
-        formats = list(dict.fromkeys(name for pair in pairs for name in pair))
-        if len(formats) > 1 and len(pairs) == len(formats) ** 2:
-            lines.append(f"{profile}: all pairs of {', '.join(formats)}")
+        # Formats whose partners are the same, themselves among them, multiply in all pairs.
+        partners = {a: tuple(b for first, b in pairs if first == a) for a, _ in pairs}
+        groups = dict.fromkeys(group for a, group in partners.items() if a in group)
+        if all(partners.get(a) == group for group in groups for a in group) and len(pairs) == sum(
+            len(group) ** 2 for group in groups
+        ):
+            said = (f"all pairs of {', '.join(g)}" if len(g) > 1 else g[0] for g in groups)
+            lines.append(f"{profile}: {' and '.join(said)}")
         else:
             lines.append(f"{profile}: {', '.join(a if a == b else f'{a} by {b}' for a, b in pairs)}")
     return "; ".join(lines) or "none"

@@ -21,7 +21,7 @@ from mxref.dialects import DIALECTS, dialect
 from mxref.explain import BlockExplanation, explain_block
 from mxref.explain.link import explorer_link
 from mxref.explain.text import notes, reason, scale_steps
-from mxref.formats import BLOCK_FORMATS, BlockShape
+from mxref.formats import BLOCK_FORMATS, BlockFormat
 from mxref.recipe import OperandSpec
 from mxref.roles import OPERANDS
 from mxref.steps.hadamard import SIZES, SignPolicy
@@ -31,6 +31,8 @@ from mxref.steps.scale import ScaleRule
 from mxref.tomlio import to_table
 
 OPERAND_IDS = {f"{role.value}.{o.tensor}": o.id for role, operands in OPERANDS.items() for o in operands}
+
+_ZERO_SCALES = sorted({0, *(made.scale.one_code for made in BLOCK_FORMATS.values())})
 
 # Numbers may be negative, so click passes unknown options as arguments; `_floats` refuses other words.
 _SETTINGS = {"ignore_unknown_options": True}
@@ -75,8 +77,17 @@ _SETTINGS = {"ignore_unknown_options": True}
     default=None,
     help="Multiply by the format's constant below 1 before rounding: 3/4 for MXFP4.",
 )
-@click.option("--zero-scale", type=click.Choice(["0", "127"]), help="Scale code of an all-zero block.")
-@click.option("--tile", is_flag=True, help="Share a scale over 32x32 tiles instead of 1x32 rows.")
+@click.option(
+    "--zero-scale",
+    type=click.Choice([str(code) for code in _ZERO_SCALES]),
+    help="Scale code of an all-zero block: 0, or that of the scale 1.",
+)
+@click.option("--tile", is_flag=True, help="Share a scale over square tiles, as 32x32, instead of rows.")
+@click.option(
+    "--amax",
+    metavar="NUMBER",
+    help="Largest magnitude of the tensor, for a format with a scale of the tensor; default that of the array.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random bits.")
 @click.option("--step", type=int, default=0, show_default=True, help="Optimizer step.")
 @click.option("--layer", type=int, default=0, show_default=True, help="Layer index.")
@@ -107,6 +118,7 @@ def explain(
     step: int,
     layer: int,
     operand: str,
+    amax: str | None,
     as_json: bool,
     link: bool,
     explorer: str | None,
@@ -114,13 +126,14 @@ def explain(
 ) -> None:
     """Explain how a block is quantized, bit by bit.
 
-    NUMBERS are the elements, 32 per block, padded with zeros: decimals, nan, inf, -0, or float32
-    bits such as 0x7fc00000. Alternatively, name a --file and a --block.
+    NUMBERS are the elements, 32 per block (16 for NVFP4), padded with zeros: decimals, nan, inf, -0,
+    or float32 bits such as 0x7fc00000. Alternatively, name a --file and a --block.
 
     \b
     Examples:
       mxref explain 1 -2 0.5 7
       mxref explain --scale-rule rceil --rounding sr 0.1 0x7f7fffff
+      mxref explain --format nvfp4 --amax 260 1.5234375 -0.75
       mxref explain --file weights.npy --block 17 --dialect tseng
       mxref explain 1 -2 0.5 7 --dialect amd --link
     """  # noqa: D301 - the character \\b tells click to keep the lines that follow
@@ -136,13 +149,14 @@ def explain(
     spec = _spec(name, options)
     _require_used(spec, options["sr_bits"])
     rng = Stream(seed, step, layer, OPERAND_IDS[operand])
-    first = explain_block(x, spec, rng, axis=axis, index=index or 0, pad=True)
+    whole: dict[str, Any] = {"axis": axis, "pad": True, "amax": None if amax is None else _amax(amax)}
+    first = explain_block(x, spec, rng, index=index or 0, **whole)
     wanted = range(1, first.blocks) if index is None and not file else range(0)
     if link:
         for i in (first.index, *wanted):
-            click.echo(explorer_link(x, spec, rng, axis=axis, index=i, pad=True, page=explorer))
+            click.echo(explorer_link(x, spec, rng, index=i, page=explorer, **whole))
         return
-    blocks = [first, *(explain_block(x, spec, rng, axis=axis, index=i, pad=True) for i in wanted)]
+    blocks = [first, *(explain_block(x, spec, rng, index=i, **whole) for i in wanted)]
     if as_json:
         click.echo(json.dumps({"blocks": [_plain(b) for b in blocks]}, indent=2))
         return
@@ -154,18 +168,21 @@ def explain(
 
 def _spec(name: str, options: dict[str, Any]) -> OperandSpec:
     """Return the dialect's spec, changed by the given options."""
-    changes: dict[str, Any] = {}
+    named = dialect(name).spec
+    changes: dict[str, Any] = {"format": named.format} | named.stated
     for field, convert in (
         ("scale_rule", str), ("rounding", Rounding), ("signs", SignPolicy), ("hadamard", int),
         ("zero_scale", int), ("sr_bits", int), ("prescale", bool), ("format", str),
     ):  # fmt: skip
         if options[field] is not None:
             changes[field] = convert(options[field])
+    if changes.get("hadamard") == 0 and options["signs"] is None:
+        changes.pop("signs", None)  # without a transform, the dialect's signs must go too
+    spec = OperandSpec(**changes)
     if options["tile"]:
-        changes["block"] = BlockShape.TILE
-    if changes.get("hadamard") == 0:
-        changes.setdefault("signs", SignPolicy.NONE)  # without a transform, the dialect's signs must go too
-    return replace(dialect(name).spec, **changes)
+        assert isinstance(spec.format, BlockFormat)
+        spec = replace(spec, block=spec.format.tile)
+    return spec
 
 
 def _require_used(spec: OperandSpec, sr_bits: int | None) -> None:
@@ -207,6 +224,13 @@ def _floats(words: Sequence[str]) -> list[np.float32]:
                 f"{word!r} is not a float32 number: write decimals, nan, inf, -0, or bits such as 0x7fc00000"
             ) from None
     return out
+
+
+def _amax(word: str) -> float:
+    try:
+        return float(_float(word))
+    except (OverflowError, ValueError):
+        raise click.UsageError(f"--amax {word!r} is not a float32 number") from None
 
 
 def _float(word: str) -> np.float32:

@@ -19,17 +19,24 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance.checking import Subject
+from mxref.conformance.checking import Subject, unit_amax
 from mxref.conformance.requests.decoding import first_place
 from mxref.conformance.requests.multiplying import Product, decided, rows_of
-from mxref.conformance.requests.quantizing import Blocks, Judge, Place, Request, all_of_it, alone, scales_only
-from mxref.formats import BlockShape
+from mxref.conformance.requests.quantizing import (
+    Blocks,
+    Judge,
+    Place,
+    Request,
+    alone,
+    magnitude_codes,
+)
+from mxref.formats import BlockFormat, ElementFormat, Negatives
 from mxref.layouts.packed import pack, unpack
 from mxref.mxarray import MXArray
 from mxref.recipe import UNTURNED
 from mxref.steps.hadamard import SignPolicy, hadamard
 from mxref.steps.rounding import Rounding
-from mxref.steps.scale import INFINITY_BITS, ScaleRule, magnitude_bits, scale_exponent
+from mxref.steps.scale import INFINITY_BITS, magnitude_bits, rules_of, scale_exponent, scale_value
 
 
 def deciders(request: Request) -> Iterator[tuple[str, Judge]]:
@@ -38,34 +45,69 @@ def deciders(request: Request) -> Iterator[tuple[str, Judge]]:
     Scales are divided by the kind of block; signs belong to their clause; magnitudes, judged only where the
     scale is right, to what decides them: prescale, SR, saturation, the division by the scale, or the rounding.
     """
-    spec, want, element, k = request.spec, request.expected_blocks, request.element, request.format.k
-    magnitude = element.sign - 1
+    spec, want, element = request.spec, request.expected_blocks, request.element
+    made = request.format
     bits = _stored_bits(request)  # [R, B, k]
     amax = bits.max(axis=-1)
-    if spec.block is BlockShape.TILE:
-        amax = np.repeat(amax.reshape(-1, k, amax.shape[-1]).max(axis=1), k, axis=0)
+    if spec.block.is_tile:
+        rows = spec.block.rows
+        amax = np.repeat(amax.reshape(-1, rows, amax.shape[-1]).max(axis=1), rows, axis=0)
     nonfinite, zero = amax >= INFINITY_BITS, amax == 0
-    clamped = (amax < 2 << 23) & ~zero
+    if made.tensor_scale:
+        yield ("scale.tensor.amax" if request.amax is None else "scale.tensor"), _tensor_scale
     yield "scale.nonfinite", _scales(nonfinite, codes_too=True)
     yield "scale.zero", _scales(zero)
-    yield "scale.clamp", _scales(clamped)
-    yield f"scale.rule.{spec.scale_rule.kind}", _scales(~(nonfinite | zero | clamped))
+    # At the lower end of the scales a power of two is held up, and any other may be 0.
+    if made.scale.powers:
+        low, low_clause = (amax < 2 << 23) & ~zero, "scale.clamp"
+    else:
+        low, low_clause = (want.scales == 0) & ~zero, "scale.underflow"
+    yield low_clause, _scales(low) if made.scale.powers else _underflow(low, element)
+    yield f"scale.rule.{spec.scale_rule.kind}", _scales(~(nonfinite | zero | low))
     finite = np.broadcast_to(~nonfinite[..., None], bits.shape)
-    yield "rounding.sign", _elements(element.sign, finite, magnitude)
+    yield "rounding.sign", _signs(finite, element)
+    if not made.scale.powers:
+        finite = finite & ~low[..., None]
     if spec.prescale:
-        yield "rounding.prescale", _elements(magnitude, finite, magnitude)
+        yield "rounding.prescale", _magnitudes(finite, element)
         return
     if spec.rounding is Rounding.SR:
-        yield "rounding.sr", _elements(magnitude, finite, magnitude)
+        yield "rounding.sr", _magnitudes(finite, element)
         return
     magnitudes = np.where(finite, bits, np.uint32(0)).view(np.float32).astype(np.float64)
-    v = np.ldexp(magnitudes, -scale_exponent(want.scales)[..., None])
-    on_grid = np.isin(v, element.magnitudes[1:]) | (v < element.magnitudes[1] / 4)
+    v = magnitudes / _divisors(request)[..., None]
     saturated = finite & (v > element.max_value)
-    scaled = finite & on_grid & (clamped[..., None] | (bits < 1 << 23))
-    yield "rounding.saturate", _elements(magnitude, saturated, magnitude)
-    yield "rounding.scaled", _elements(magnitude, scaled, magnitude)
-    yield f"rounding.{spec.rounding.value}", _elements(magnitude, finite & ~saturated & ~scaled, magnitude)
+    if made.scale.powers:
+        on_grid = np.isin(v, element.magnitudes[1:]) | (v < element.magnitudes[1] / 4)
+        divided, clause = finite & on_grid & (low[..., None] | (bits < 1 << 23)), "rounding.scaled"
+    else:
+        divided, clause = finite & ~saturated & _nearly_turning(v, element), "rounding.quotient"
+    yield "rounding.saturate", _magnitudes(saturated, element)
+    yield clause, _magnitudes(divided, element)
+    yield f"rounding.{spec.rounding.value}", _magnitudes(finite & ~saturated & ~divided, element)
+
+
+def _divisors(request: Request) -> NDArray[np.float64]:
+    """Return what the magnitudes of each block are divided by, [R, B]; 1 where the scale is 0 or NaN."""
+    want, scale = request.expected_blocks, request.format.scale
+    if scale.powers:
+        return np.ldexp(1.0, scale_exponent(want.scales))
+    value = scale_value(want.scales, scale)
+    return np.where(value > 0, value, 1.0) * _tensor_value(want)
+
+
+def _tensor_value(blocks: Blocks) -> float:
+    return 1.0 if blocks.tensor is None else float(np.uint32(blocks.tensor).view(np.float32))
+
+
+def _nearly_turning(v: NDArray[np.float64], element: ElementFormat) -> NDArray[np.bool_]:
+    """Return where a quotient lies within a few float32 steps of a grid point or a tie, and not on it."""
+    grid = np.array(element.magnitudes)
+    turns = np.sort(np.concatenate([grid, (grid[1:] + grid[:-1]) / 2]))
+    above = np.searchsorted(turns, v).clip(1, len(turns) - 1)
+    distance = np.minimum(np.abs(v - turns[above - 1]), np.abs(v - turns[above]))
+    found: NDArray[np.bool_] = (distance > 0) & (distance < v * 2.0**-21)
+    return found
 
 
 def blame(request: Request, got: Blocks, place: Place) -> str:
@@ -84,16 +126,41 @@ def _stored_bits(request: Request) -> NDArray[np.uint32]:
 
 def _scales(kind: NDArray[np.bool_], codes_too: bool = False) -> Judge:
     def judge(got: Blocks, want: Blocks) -> tuple[NDArray[np.bool_], int]:
-        return (all_of_it if codes_too else scales_only)(got, want)[0] & kind, int(kind.sum())
+        wrong = (got.scales != want.scales) & (got.tensor == want.tensor)
+        if codes_too:
+            wrong |= (got.codes != want.codes).any(axis=-1)
+        return wrong & kind, int(kind.sum())
 
     return judge
 
 
-def _elements(mask: int, elements: NDArray[np.bool_], magnitude: int) -> Judge:
+def _underflow(kind: NDArray[np.bool_], element: ElementFormat) -> Judge:
     def judge(got: Blocks, want: Blocks) -> tuple[NDArray[np.bool_], int]:
-        wrong = (((got.codes ^ want.codes) & mask != 0) & elements).any(axis=-1)
-        if mask == magnitude:
-            wrong &= got.scales == want.scales
+        wrong = (got.scales != want.scales) | magnitude_codes(got.codes, element).any(axis=-1)
+        return wrong & kind & (got.tensor == want.tensor), int(kind.sum())
+
+    return judge
+
+
+def _tensor_scale(got: Blocks, want: Blocks) -> tuple[NDArray[np.bool_], int]:
+    return np.full(want.scales.shape, got.tensor != want.tensor), want.scales.size
+
+
+def _signs(elements: NDArray[np.bool_], element: ElementFormat) -> Judge:
+    def judge(got: Blocks, want: Blocks) -> tuple[NDArray[np.bool_], int]:
+        wrong = (got.codes ^ want.codes) & element.sign != 0
+        if element.negatives is Negatives.TWOS_COMPLEMENT:  # where 0 has no sign
+            wrong &= (got.codes != 0) & (want.codes != 0)
+        return (wrong & elements).any(axis=-1), int(elements.any(axis=-1).sum())
+
+    return judge
+
+
+def _magnitudes(elements: NDArray[np.bool_], element: ElementFormat) -> Judge:
+    def judge(got: Blocks, want: Blocks) -> tuple[NDArray[np.bool_], int]:
+        first, second = (magnitude_codes(each.codes, element) for each in (got, want))
+        wrong = ((first != second) & elements).any(axis=-1)
+        wrong &= (got.scales == want.scales) & (got.tensor == want.tensor)
         return wrong, int(elements.any(axis=-1).sum())
 
     return judge
@@ -112,8 +179,8 @@ def symptom(
     decides, or the block is right without the feature of the clause. It is what decides the first wrong bit otherwise.
     A block that does not have the feature of the clause cannot show its fault. The judge is that of the check.
     """
-    want, judges = request.expected_blocks, dict(deciders(request))
-    if clause in judges and judges[clause](got, want)[0][place]:
+    want = request.expected_blocks
+    if any(each == clause and decides(got, want)[0][place] for each, decides in deciders(request)):
         return clause
     if not judge(got, want)[0][place]:
         return None
@@ -177,17 +244,21 @@ def _on_the_grid(request: Request, place: Place) -> tuple[Request, Place] | None
     if request.spec.rounding is not Rounding.SR:
         return None
     want = request.expected_blocks
+    made = request.format
     elements = np.array(request.element.values)[want.codes[place]]
-    values = np.ldexp(elements, int(want.scales[place]) - 127)
-    bare = replace(request.spec, **UNTURNED, prescale=False, block=BlockShape.ROW)
-    return Request(values.astype(request.x.dtype)[None], bare, rng=request.rng), (0, 0)
+    if not made.scale.powers:  # only a block that holds M keeps its scale
+        elements[np.abs(elements).argmax()] = request.element.max_value
+    values = elements * scale_value(want.scales[place], made.scale)
+    bare = replace(request.spec, **UNTURNED, prescale=False, block=made.row)
+    found = Request(values.astype(request.x.dtype)[None], bare, rng=request.rng, amax=unit_amax(made))
+    return found, (0, 0)
 
 
 def _by_row(request: Request, place: Place) -> tuple[Request, Place] | None:
-    if request.spec.block is not BlockShape.TILE:
+    if not request.spec.block.is_tile:
         return None
     found, place = _plain(request, place)
-    return replace(found, spec=replace(found.spec, block=BlockShape.ROW)), place
+    return replace(found, spec=replace(found.spec, block=request.format.row)), place
 
 
 def _widened(request: Request, place: Place) -> tuple[Request, Place] | None:
@@ -265,7 +336,7 @@ def smallest_block(
     The block at `place` is looked at first. `clause` is what it is reported under, and the judge that of its check.
     """
     got, want = request.answer(subject), request.expected_blocks
-    zero = (want.codes & (request.element.sign - 1) == 0).all(axis=-1)
+    zero = (magnitude_codes(want.codes, request.element) == 0).all(axis=-1)
     wrong = [(int(row), int(block)) for row, block in np.argwhere(judge(got, want)[0])]
     wrong.sort(key=lambda p: bool(zero[p]))  # blocks of zeros come last, because they show the least
     places = [place, *(p for p in wrong if p != place)][:_MAX_PLACES]
@@ -283,7 +354,7 @@ def smallest_block(
 
     search = Search((request, place), fault, fault_of, _BLOCK_TRIES)
     any(map(search.take, _plain_forms(*search.case)))
-    for changes in _SIMPLER:
+    for changes in _simpler(request.format):
         whole, at = search.case
         spec = replace(whole.spec, **changes)
         if spec != whole.spec:
@@ -300,19 +371,22 @@ def _plain_forms(request: Request, place: Place) -> Iterator[tuple[Request, Plac
     plan, (row, block) = request.plan, place
     plain, here = alone(request, place)
     yield plain, here
-    if request.spec.rounding is Rounding.SR and request.spec.block is BlockShape.ROW:
+    if request.amax is None and plain.amax is not None:
+        yield replace(plain, amax=None), here
+    if request.spec.rounding is Rounding.SR and not request.spec.block.is_tile:
         before = request.elements_before(row, block)
         if before + plan.unit <= MAX_WORDS and before % plan.unit == 0:
             padded = np.concatenate([np.zeros((1, before), plain.x.dtype), plain.x], axis=1)
             yield replace(plain, x=padded), (0, before // request.format.k + here[1])
 
 
-_SIMPLER: tuple[dict[str, Any], ...] = (
-    UNTURNED, {"signs": SignPolicy.NONE, "sign_vector": None}, {"rounding": Rounding.RNE, "sr_bits": 16},
-    {"sr_bits": 16}, {"prescale": False}, {"block": BlockShape.ROW}, {"zero_scale": 0},
-    {"scale_rule": ScaleRule.FLOOR},
-)  # fmt: skip
-"""Treatments with one choice less; each is tried on top of those that were taken."""
+def _simpler(made: BlockFormat) -> tuple[dict[str, Any], ...]:
+    """Return treatments with one choice less; each is tried on top of those that were taken."""
+    return (
+        UNTURNED, {"signs": SignPolicy.NONE, "sign_vector": None}, {"rounding": Rounding.RNE, "sr_bits": 16},
+        {"sr_bits": 16}, {"prescale": False}, {"block": made.row}, {"zero_scale": 0},
+        {"scale_rule": rules_of(made.scale)[0]},
+    )  # fmt: skip
 
 
 def smallest_product(

@@ -23,7 +23,7 @@ from mxref.conformance.watch import Watched
 from mxref.formats import INPUT_DTYPES, BlockFormat, ElementFormat
 from mxref.recipe import OperandSpec
 from mxref.steps.rounding import Rounding
-from mxref.steps.scale import ScaleRule
+from mxref.steps.scale import rules_of
 
 Needs = tuple[tuple[str, Any], ...]
 """Capabilities, as field and value."""
@@ -39,6 +39,11 @@ def block_format(spec: OperandSpec) -> BlockFormat:
     """Return the block format of a treatment that has one."""
     assert isinstance(spec.format, BlockFormat)
     return spec.format
+
+
+def unit_amax(made: BlockFormat) -> float | None:
+    """Return the largest magnitude of a tensor whose scale is 1; None for a format without a scale of the tensor."""
+    return made.element.max_value * made.scale.max_value if made.tensor_scale else None
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,11 @@ class Plan:
         return self.format.element
 
     @property
+    def amax(self) -> float | None:
+        """The tensor's largest magnitude under which its scale is 1; None where the format has no such scale."""
+        return unit_amax(self.format)
+
+    @property
     def full(self) -> bool:
         """Whether to check every combination."""
         return self.level is Level.FULL
@@ -83,7 +93,8 @@ class Plan:
         def plainest(declared: frozenset[Any], order: Iterable[Any]) -> Any:
             return next((choice for choice in order if choice in declared), next(iter(order)))
 
-        rule = plainest(capabilities.scale_rules, (*ScaleRule, *capabilities.scale_rules))
+        thresholds = (rule for rule in capabilities.scale_rules if rule.is_threshold and made.scale.powers)
+        rule = plainest(capabilities.scale_rules, (*rules_of(made.scale), *thresholds))
         rounding = plainest(capabilities.roundings, tuple(Rounding))
         dtype = plainest(capabilities.in_dtypes, INPUT_DTYPES)
         base = OperandSpec(format=made, scale_rule=rule, rounding=rounding)

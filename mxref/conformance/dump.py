@@ -15,20 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.arrays import as_array, described
+from mxref.conformance.checking import block_format
 from mxref.conformance.clauses import storage_clause
 from mxref.conformance.finding import answer_failure
 from mxref.conformance.outcome import Failure, Judgement, printable_lines
 from mxref.conformance.requests.quantizing import Blocks, Request, all_of_it
 from mxref.dialects import DIALECTS
 from mxref.errors import DtypeError, RecipeError, ShapeError
-from mxref.formats import BlockShape
+from mxref.formats import BlockFormat
 from mxref.layouts.foreign import elements, fitting, layouts_of, stored_bytes
 from mxref.plan import check_input
 from mxref.recipe import UNTURNED, OperandSpec
 from mxref.steps.hadamard import SIZES
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
-from mxref.steps.scale import ScaleRule
+from mxref.steps.scale import rules_of
 
 ANY = "any"
 """The name that tries every layout."""
@@ -82,6 +83,7 @@ def compare_arrays(
     request = Request(values, spec, axis, stream, pad=pad)
     codes, scales = on_host_bytes(codes), on_host_bytes(scales)
     layouts, got = _read(request, codes, scales, names)
+    got = got._replace(tensor=request.expected_blocks.tensor)  # which no kernel is asked for
     failure, want = answer_failure(request, got, "the kernel's bytes"), request.expected_blocks
     if failure is None:
         return Comparison(want.scales.size, 0, 0, layouts)
@@ -142,14 +144,15 @@ def _treatment_hints(request: Request, got: Blocks) -> Iterator[str]:
     # The first rows rule out most treatments at once.
     rows = min(max(_SAMPLE_BLOCKS // max(plan.length // k, 1) // k, 1) * k, plan.rows)
     x = np.ascontiguousarray(np.moveaxis(request.array(), plan.axis, -1).reshape(plan.rows, -1)[:rows])
-    first = Blocks(got.codes[:rows], got.scales[:rows])
+    first = got._replace(codes=got.codes[:rows], scales=got.scales[:rows])
     for text, spec in _other_treatments(request.spec):
-        other, few = replace(request, spec=spec), Request(x, spec, rng=request.rng, pad=request.pad)
+        other = replace(request, spec=spec)
         try:
             if other.plan.length != plan.length:
                 continue
         except (RecipeError, ShapeError):
             continue
+        few = Request(x, spec, rng=request.rng, pad=request.pad, amax=other.tensor_amax)
         # Under SR the first rows alone have other random bits.
         sampled = spec.rounding is Rounding.SR or not all_of_it(first, few.expected_blocks)[0].any()
         if sampled and not all_of_it(got, other.expected_blocks)[0].any():
@@ -159,10 +162,11 @@ def _treatment_hints(request: Request, got: Blocks) -> Iterator[str]:
 
 def _other_treatments(spec: OperandSpec) -> Iterator[tuple[str, OperandSpec]]:
     """Yield the dialects, then changes of one choice, then of two. SR is left out: its stream is not known."""
-    for name, dialect in DIALECTS.items():
+    made = block_format(spec)
+    for name, dialect in DIALECTS.items() if made.scale.powers else ():
         if dialect.spec.rounding is not Rounding.SR:
             yield f"the dialect {name}", replace(dialect.spec, format=spec.format)
-    for changes in _changes(spec):
+    for changes in _changes(spec, made):
         text = ", ".join(f"{key} = {getattr(value, 'value', value)}" for key, value in changes.items())
         try:
             yield text, replace(spec, **changes)
@@ -170,10 +174,11 @@ def _other_treatments(spec: OperandSpec) -> Iterator[tuple[str, OperandSpec]]:
             continue
 
 
-def _changes(spec: OperandSpec) -> Iterator[dict[str, Any]]:
+def _changes(spec: OperandSpec, made: BlockFormat) -> Iterator[dict[str, Any]]:
     choices: dict[str, Iterable[Any]] = {
-        "scale_rule": ScaleRule, "rounding": [r for r in Rounding if r is not Rounding.SR], "zero_scale": (0, 127),
-        "prescale": (False, True), "hadamard": (0, *SIZES), "block": BlockShape,
+        "scale_rule": rules_of(made.scale), "rounding": [r for r in Rounding if r is not Rounding.SR],
+        "zero_scale": (0, made.scale.one_code), "prescale": (False, True), "hadamard": (0, *SIZES),
+        "block": (made.row, made.tile),
     }  # fmt: skip
     single: list[dict[str, Any]] = [
         # Without a transform there are no signs.

@@ -28,7 +28,7 @@ from mxref.conformance.requests.quantizing import (
     plainest,
     unit_rows,
 )
-from mxref.formats import BlockShape, ElementFormat
+from mxref.formats import ElementFormat
 from mxref.layouts.packed import pack
 from mxref.mxarray import MXArray
 from mxref.recipe import GemmProfile, OperandSpec
@@ -62,7 +62,7 @@ def quantize_check(
         wrong, compared = judge(got, want)
         if not wrong.any():
             return CheckResult(compared)
-        place, count = plainest(wrong, want, request.element), int(wrong.sum())
+        place, count = plainest(wrong, want, request.format), int(wrong.sum())
         broken = blamed(subject, got, place) if blamed else clause
         return CheckResult(compared, shrunk_failure(subject, request, place, broken, count, judge))
 
@@ -147,8 +147,8 @@ def block_failure(request: Request, place: Place, clause: str, message: str, ans
     flat = unit_rows(request, row, block).astype(np.float32).view(np.uint32).ravel()
     words = tuple(f"0x{int(w):08x}" for w in flat)
     return Failure(
-        clause, message, request.describe(), {"x": words}, _text(want, element),
-        _text(got, element), tuple(int(i) for i in np.flatnonzero(want[1] != got[1])),
+        clause, message, request.describe(), {"x": words}, _tensor(request.expected_blocks) + _text(want, element),
+        _tensor(answer) + _text(got, element), tuple(int(i) for i in np.flatnonzero(want[1] != got[1])),
         explain_command(request, row, block),
     )  # fmt: skip
 
@@ -172,9 +172,11 @@ def explain_command(request: Request, row: int, block: int) -> str | None:
     `row` is the stored row. A tile's numbers do not fit in a command.
     """
     spec, plan = request.spec, request.plan
-    if spec.block is BlockShape.TILE:
+    if spec.block.is_tile:
         return None
     options = ["mxref", "explain", *_spec_options(spec)]
+    if request.tensor_amax is not None:
+        options += ["--amax", repr(request.tensor_amax)]
     if request.rng is not None and (spec.rounding is Rounding.SR or spec.signs is not SignPolicy.NONE):
         options += _stream_options(request.rng)
     before = 0
@@ -215,6 +217,11 @@ def _block(blocks: Blocks, row: int, block: int) -> tuple[int, NDArray[np.uint8]
 
 def _text(block: tuple[int, NDArray[np.uint8]], element: ElementFormat) -> str:
     return f"scale {block[0]:02x}  codes {pack(block[1], element).tobytes().hex(' ')}"
+
+
+def _tensor(blocks: Blocks) -> str:
+    """Return the scale of the tensor, where there is one, as the beginning of the text of a block."""
+    return "" if blocks.tensor is None else f"tensor {blocks.tensor:08x}  "
 
 
 def _where(request: Request, row: int, block: int) -> str:

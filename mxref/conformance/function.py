@@ -32,7 +32,7 @@ from mxref.conformance.requests.crafted import any_bits, crafted_blocks, heavy_t
 from mxref.conformance.requests.decoding import differs
 from mxref.conformance.requests.quantizing import Blocks, MalformedAnswer, Place, Request
 from mxref.errors import DtypeError, ShapeError, UnsupportedError
-from mxref.formats import E8M0, BlockFormat, BlockShape
+from mxref.formats import E8M0, BlockFormat, Negatives
 from mxref.layouts.foreign import Layout
 from mxref.layouts.packed import pack
 from mxref.mxarray import MXArray
@@ -143,7 +143,8 @@ def codes_of_values(values: NDArray[Any], want: MXArray) -> Stored:
         MalformedAnswer: the values of a block are not on the grid under any scale.
     """
     made = want.format
-    codes, scales = (part.copy() for part in Blocks.of(want))
+    codes, scales, _ = Blocks.of(want)
+    codes, scales = codes.copy(), scales.copy()
     got = values.astype(np.float64).reshape(codes.shape)
     right = np.moveaxis(dequantize(want, "float32"), want.axis, -1).reshape(codes.shape).astype(np.float64)
     wrong = differs(got, right)
@@ -166,13 +167,16 @@ def _nearest_block(
     if np.isnan(values).all():
         return np.zeros(len(values), np.uint8), E8M0.nan_code
     grid = np.array(made.element.magnitudes)
-    signs = np.where(np.signbit(values), np.uint8(made.element.sign), np.uint8(0))
+    negative, element = np.signbit(values), made.element
     for other in sorted(range(max(byte - 8, 0), min(byte + 9, E8M0.nan_code)), key=lambda b: abs(b - byte)):
         with np.errstate(over="ignore"):  # the largest values dequantize to Inf
             points = np.ldexp(grid, other - E8M0.bias).astype(np.float32).astype(np.float64)
         code = np.searchsorted(points, np.abs(values)).clip(max=len(grid) - 1)
         if (points[code] == np.abs(values)).all():
-            return code.astype(np.uint8) | signs, other
+            magnitude = code.astype(np.uint8)
+            if element.negatives is Negatives.TWOS_COMPLEMENT:
+                return np.where(negative, -magnitude, magnitude), other
+            return magnitude | np.where(negative, np.uint8(element.sign), np.uint8(0)), other
     return None
 
 
@@ -235,7 +239,7 @@ class Ways:
         yield "crafted blocks", self.fitted(crafted)
         if plan.full:
             yield "every bfloat16", self.fitted(every_bfloat16(plan))
-        if plan.base.block is BlockShape.TILE:
+        if plan.base.block.is_tile:
             shape = 2 * np.lcm(plan.format.k, self.rows), 2 * self.unit
             yield "tiles", crafted_tiles(rng, tuple(map(int, shape)), 1, plan.format.k)
         shape = 4 * self.rows, 4 * self.unit
@@ -313,7 +317,7 @@ class Ways:
             decided = blame(request, got, place)
             if spec.hadamard and _wrong(subject, self.impulses):
                 return "hadamard.order"
-            if spec.block is BlockShape.TILE and decided.startswith("scale."):
+            if spec.block.is_tile and decided.startswith("scale."):
                 even = np.full((np.lcm(request.format.k, self.rows), self.unit), 4.0)
                 clause, control = "scale.block.tile", self.request(even, self.dtypes[0])
             elif dtype_name(request.x) != "float32" and "float32" in self.dtypes:

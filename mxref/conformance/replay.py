@@ -51,11 +51,13 @@ class RecordedQuantization:
     """[rows, K * bits / 8], block axis last."""
     scales: NDArray[np.uint8]
     """[rows, K / k]."""
+    tensor_scale: NDArray[np.float32] | None = None
+    """float32 [1], where the format has a scale of the tensor."""
 
     @property
     def answer(self) -> Blocks:
         """The answer, block by block."""
-        plan = self.request.plan
+        plan = replace(self.request.plan, tensor_scale=self.tensor_scale)
         return Blocks.of(plan.array(*(a.reshape(*plan.rows_shape, -1) for a in (self.codes, self.scales))))
 
     @property
@@ -282,11 +284,15 @@ def _table(call: Call, prefix: str, arrays: dict[str, NDArray[Any]]) -> dict[str
         request, stream = call.request, call.request.rng
         for name, array in (("x", request.array()), ("codes", call.codes), ("scales", call.scales)):
             arrays[prefix + name] = _plain(array)
+        if call.tensor_scale is not None:
+            arrays[prefix + "tensor_scale"] = call.tensor_scale
+        given = {} if request.amax is None else {"amax": request.amax}
         return {
             "op": "quantize", "where": dict(call.where), "spec": to_table(request.spec),
             "dtype": str(request.x.dtype), "axis": request.axis, "pad": request.pad,
             "stream": stream and [stream.seed, stream.step, stream.layer, stream.operand],
             "origin": request.origin, "global_shape": request.global_shape,
+            **given,
         }  # fmt: skip
     product = call.product
     arrays[prefix + "result"] = _plain(call.result)
@@ -296,10 +302,12 @@ def _table(call: Call, prefix: str, arrays: dict[str, NDArray[Any]]) -> dict[str
     }  # fmt: skip
     for name, q in (("a", product.a), ("b", product.b)):
         arrays[f"{prefix}{name}_codes"], arrays[f"{prefix}{name}_scales"] = q.codes, q.scales
+        if q.tensor_scale is not None:
+            arrays[f"{prefix}{name}_tensor_scale"] = q.tensor_scale
         # Signs drawn on a device are unknown here, and do not change a product.
         rotation = q.rotation if isinstance(q.rotation, Rotation) else None
         table[name] = {
-            "shape": q.shape, "block": q.block.value, "prescale": bool(q.prescale), "format": q.format.name,
+            "shape": q.shape, "block": str(q.block), "prescale": bool(q.prescale), "format": q.format.name,
             "rotation": rotation and [rotation.n, rotation.signs],
         }  # fmt: skip
     return table
@@ -313,8 +321,13 @@ def _call(table: Mapping[str, Any], prefix: str, arrays: Mapping[str, NDArray[An
         origin, shape = (table[name] and tuple(table[name]) for name in ("origin", "global_shape"))
         x = _typed(arrays[prefix + "x"], table["dtype"])
         spec = build(OperandSpec, table["spec"], "operand spec")
-        request = Request(x, spec, table["axis"], stream, origin, shape, bool(table["pad"]))
-        found = RecordedQuantization(where, request, arrays[prefix + "codes"], arrays[prefix + "scales"])
+        request = Request(
+            x, spec, table["axis"], stream, origin, shape, bool(table["pad"]), amax=table.get("amax")
+        )
+        tensor = arrays[prefix + "tensor_scale"] if request.format.tensor_scale else None
+        found = RecordedQuantization(
+            where, request, arrays[prefix + "codes"], arrays[prefix + "scales"], tensor
+        )
         assert found.answer.codes.size >= 0
         return found
     operands = []
@@ -322,9 +335,11 @@ def _call(table: Mapping[str, Any], prefix: str, arrays: Mapping[str, NDArray[An
         one = table[name]
         codes, scales = (arrays[f"{prefix}{name}_{part}"] for part in ("codes", "scales"))
         rotation = one["rotation"] and Rotation(*one["rotation"])
+        made = BLOCK_FORMATS[one["format"]]
+        tensor = arrays[f"{prefix}{name}_tensor_scale"] if made.tensor_scale else None
         operands.append(MXArray(
             codes, scales, tuple(one["shape"]), 1, BlockShape(one["block"]), one["prescale"], rotation,
-            BLOCK_FORMATS[one["format"]],
+            made, tensor,
         ))  # fmt: skip
     a, b = operands
     product = Product(a, b, GemmProfile(table["profile"]), table["out"], error_class=table["error_class"])

@@ -17,7 +17,7 @@ from mxref.conformance.checking import block_format
 from mxref.recipe import UNTURNED, OperandSpec
 from mxref.steps.hadamard import draw_rotation, hadamard
 from mxref.steps.random import Stream
-from mxref.steps.scale import scale_exponent
+from mxref.steps.scale import scale_value
 
 _COPIES = 4096
 """Copies of one block that are rounded. The spread is then known to about 2 %."""
@@ -116,10 +116,10 @@ class _Expected:
         format = block_format(spec)
         if spec.hadamard:
             row = hadamard(row, draw_rotation(spec.hadamard, spec.signs, stream, spec.sign_vector))
-        exponent = np.repeat(scale_exponent(scales), format.k)
+        divisor = np.repeat(scale_value(scales, format.scale), format.k)
         factor = format.element.prescale if spec.prescale else 1.0
         grid = np.array(format.element.magnitudes)
-        scaled = np.minimum(np.abs(np.ldexp(row.astype(np.float64), -exponent)) * factor, grid[-1])
+        scaled = np.minimum(np.abs(row / divisor) * factor, grid[-1])
         below = np.minimum(np.searchsorted(grid, scaled, side="right") - 1, len(grid) - 2)
         gap = grid[below + 1] - grid[below]
         step = 2.0**-spec.sr_bits

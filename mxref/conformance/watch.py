@@ -184,6 +184,8 @@ def arrays_of(value: Any) -> Iterator[tuple[str, Any]]:
             yield from arrays_of(part)
     elif isinstance(value, MXArray):
         yield from ((" (codes)", value.codes), (" (scales)", value.scales))
+        if value.tensor_scale is not None:
+            yield " (tensor scale)", value.tensor_scale
         for i, array in enumerate(value.layout if isinstance(value, PreparedArray) else ()):
             if isinstance(array, np.ndarray):
                 yield f" (layout {i})", array

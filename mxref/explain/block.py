@@ -2,12 +2,14 @@
 
 Codes and scale codes are those that `mxref.quantize` returns; the steps between are computed by the same functions that
 it calls, so an explanation always agrees with the quantization. Only the part of an array on which the block depends is
-read: its Hadamard groups, and its tile.
+read: its Hadamard groups, and its tile. A format with a scale of the tensor depends on the whole array, unless the
+tensor's amax is given.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +19,16 @@ from numpy.typing import NDArray
 from mxref.arguments import as_spec, check_bool, check_integer
 from mxref.arrays import as_array
 from mxref.dialects import Dialect
-from mxref.errors import ShapeError
+from mxref.errors import RecipeError, ShapeError, UnsupportedError
 from mxref.explain.explanation import BlockExplanation, Case, ElementExplanation, ScaleExplanation
-from mxref.formats import E8M0, BlockShape, ElementFormat
+from mxref.formats import BlockFormat, ElementFormat
 from mxref.layouts.packed import pack, unpack
 from mxref.placement import Placement
 from mxref.plan import QuantPlan, check_input, plan_quantize
-from mxref.quantization import quantize
+from mxref.quantization import plan_tensor_scale, quantize
 from mxref.recipe import OperandSpec
 from mxref.steps.hadamard import hadamard
+from mxref.steps.quotient import Arithmetic
 from mxref.steps.random import Stream, random_integers
 from mxref.steps.rounding import Rounding, apply_prescale, round_magnitude
 from mxref.steps.scale import (
@@ -46,6 +49,7 @@ def explain_block(
     axis: int = -1,
     index: int = 0,
     pad: bool = False,
+    amax: float | None = None,
 ) -> BlockExplanation:
     """Return how one block of `x` is quantized; only the part of `x` that it depends on is read.
 
@@ -56,11 +60,14 @@ def explain_block(
         axis: the block axis.
         index: number of the block in storage order, that is with the block axis last.
         pad: append zeros along the block axis, as in `mxref.quantize`.
+        amax: for a format with a scale of the tensor, the largest finite magnitude of the tensor after its transform,
+            rounded to float32; default that of `x`, all of which is read then.
 
     Raises:
         ShapeError: the block does not exist; and all that `mxref.quantize` raises.
+        RecipeError: an `amax` that is no finite magnitude, or for a format without a scale of the tensor.
     """
-    part = block_part(x, spec, rng, axis=axis, index=index, pad=pad)
+    part = block_part(x, spec, rng, axis=axis, index=index, pad=pad, amax=amax)
     spec, whole, plan, slab, within = part.spec, part.whole, part.plan, part.slab, part.placement
     k, element, r, b = whole.format.k, whole.format.element, part.row, part.block
     q = quantize(slab, spec, axis=whole.axis, placement=within, pad=part.pad)
@@ -75,8 +82,8 @@ def explain_block(
         random = random_integers(
             plan.global_rows(), plan.first, plan.length, plan.global_length, plan.stream, spec.sr_bits
         )[r, here]
-    shared = y_rows[:, here] if spec.block is BlockShape.TILE else y[None]
-    scale = _explain_scale(shared, r if len(shared) > 1 else 0, byte, spec.scale_rule, element)
+    shared = y_rows[:, here] if spec.block.is_tile else y[None]
+    scale = _explain_scale(shared, r if len(shared) > 1 else 0, byte, spec.scale_rule, part)
     codes = unpack(q.codes, element).reshape(plan.rows, -1)[r, here]
     signs = np.tile(plan.rotation.vector(), plan.length // plan.rotation.n) if plan.rotation else None
     elements = _explain_elements(
@@ -90,27 +97,43 @@ def explain_block(
 
 
 def _explain_scale(
-    y: NDArray[np.float32], row: int, byte: int, rule: ScaleRule, element: ElementFormat
+    y: NDArray[np.float32], row: int, byte: int, rule: ScaleRule, part: BlockPart
 ) -> ScaleExplanation:
+    made, t = part.whole.format, part.tensor_scale
+    element, grid = made.element, made.scale.values[: made.scale.max_code + 1]
     bits = magnitude_bits(y)  # [rows sharing the scale, k]
     u = bits.max()
+    amax = float(np.array(u).view(np.float32))
     at = np.flatnonzero(bits[row] == u)
     exponent_field, mantissa = int(u) >> MANTISSA_BITS, int(u) & MANTISSA_MASK
-    # Whether the rule adds one to the exponent of FLOOR, found at an exponent that is not clamped.
-    probe = np.uint32(128 << MANTISSA_BITS | mantissa)
-    bump = int(scale_code(np.array(probe), rule, element)) - (128 - element.max_exponent)
     ordinary = 0 < u < INFINITY_BITS
+    bump, unclamped, quotient, lower, upper = 0, None, None, None, None
+    if ordinary and made.scale.powers:
+        # Whether the rule adds one to the exponent of FLOOR, found at an exponent that is not clamped.
+        probe = np.uint32(128 << MANTISSA_BITS | mantissa)
+        bump = int(scale_code(np.array(probe), rule, element)) - (128 - element.max_exponent)
+        unclamped = exponent_field - 127 - element.max_exponent + bump
+    elif ordinary:
+        # The quotient in float64 lies on the same side of every scale, and of every middle of two, as the real one.
+        quotient = amax / (element.max_value * (1.0 if t is None else t))
+        below = bisect_right(grid, quotient) - 1
+        lower, upper = grid[below], grid[min(below + 1, made.scale.max_code)]
     return ScaleExplanation(
         rule=rule,
-        amax=float(np.array(u).view(np.float32)),
+        amax=amax,
         amax_bits=int(u),
         amax_at=int(at[0]) if at.size else None,
         exponent_field=exponent_field,
         mantissa=mantissa,
-        bump=bump if ordinary else 0,
-        unclamped=exponent_field - 127 - element.max_exponent + bump if ordinary else None,
+        bump=bump,
+        unclamped=unclamped,
         byte=byte,
-        value=math.nan if byte == E8M0.nan_code else math.ldexp(1.0, byte - E8M0.bias),
+        value=made.scale.values[byte],
+        tensor_amax=part.tensor_amax,
+        tensor_scale=t,
+        quotient=quotient,
+        lower=lower,
+        upper=upper,
     )
 
 
@@ -125,13 +148,9 @@ def _explain_elements(
     format: ElementFormat,
     real: int,
 ) -> tuple[ElementExplanation, ...]:
-    spoiled = scale.byte == E8M0.nan_code
-    undo = 1 / format.prescale if spec.prescale else 1.0
-    magnitude = np.zeros_like(y) if spoiled else np.abs(y)
-    with np.errstate(under="ignore"):
-        exponent = 0 if spoiled else scale.byte - E8M0.bias
-        v = np.ldexp(magnitude.astype(np.float64), -exponent).astype(np.float32)
-        v = apply_prescale(v, format) if spec.prescale else v
+    spoiled = math.isnan(scale.value)
+    factor = (scale.tensor_scale or 1.0) / (format.prescale if spec.prescale else 1.0)
+    v = _scaled(np.zeros_like(y) if spoiled else np.abs(y), scale, spec)
     below = round_magnitude(v, Rounding.RTZ, format)
     out = []
     for i in range(len(y)):
@@ -140,8 +159,9 @@ def _explain_elements(
         fraction = (float(v[i]) - lower) / (upper - lower) if upper > lower else None
         code = int(codes[i])
         element = format.values[code]
-        value = math.nan if spoiled else element * scale.value * undo
-        stochastic = random is not None and not spoiled
+        value = math.nan if spoiled else element * scale.value * factor
+        unscaled = spoiled or (scale.value == 0 and y[i] != 0)
+        stochastic = random is not None and not unscaled
         out.append(
             ElementExplanation(
                 position=i,
@@ -151,10 +171,10 @@ def _explain_elements(
                 d=int(signs[i]) if signs is not None else 1,
                 y=float(y[i]),
                 y_bits=int(y.view(np.uint32)[i]),
-                v=None if spoiled else float(v[i]),
-                lower=None if spoiled else lower,
-                upper=None if spoiled else upper,
-                fraction=None if spoiled else fraction,
+                v=None if unscaled else float(v[i]),
+                lower=None if unscaled else lower,
+                upper=None if unscaled else upper,
+                fraction=None if unscaled else fraction,
                 threshold=math.floor(fraction * 2**spec.sr_bits)
                 if stochastic and fraction is not None
                 else None,
@@ -169,6 +189,19 @@ def _explain_elements(
             )
         )
     return tuple(out)
+
+
+def _scaled(magnitude: NDArray[np.float32], scale: ScaleExplanation, spec: OperandSpec) -> NDArray[Any]:
+    """Return magnitudes over their scale as `mxref.quantize` rounds them, [k]; 0 under a scale of 0, or of NaN."""
+    made = spec.format
+    assert isinstance(made, BlockFormat)
+    if not scale.value > 0:
+        return np.zeros_like(magnitude)
+    if not made.scale.powers:
+        return magnitude.astype(np.float64) / (scale.value * (scale.tensor_scale or 1.0))
+    with np.errstate(under="ignore"):
+        v = (magnitude.astype(np.float64) / scale.value).astype(np.float32)
+        return apply_prescale(v, made.element) if spec.prescale else v
 
 
 def _case(
@@ -213,11 +246,14 @@ class BlockPart:
     """Row of the block in the part, block axis last."""
     block: int
     """Number of the block in its row of the part."""
+    tensor_amax: float | None
+    """A, the largest finite magnitude of the tensor; None for a format without a scale of the tensor."""
+    tensor_scale: float | None
+    """t, which follows from it."""
 
     def rows(self) -> NDArray[np.float32]:
         """Return the rows of the part, padded: float32 [rows, length]."""
-        rows = np.moveaxis(self.slab, self.plan.axis, -1).reshape(self.plan.rows, -1).astype(np.float32)
-        return np.pad(rows, [(0, 0), (0, self.plan.length - rows.shape[1])])
+        return _rows(self.slab, self.plan)
 
 
 def block_part(
@@ -228,12 +264,18 @@ def block_part(
     axis: int = -1,
     index: int = 0,
     pad: bool = False,
+    amax: float | None = None,
 ) -> BlockPart:
     """Return the part of `x` on which a block depends; arguments and errors as in `explain_block`."""
     x, spec = as_array(x), as_spec(spec)
     check_input(x)
     placement = Placement(rng)
     index, pad = check_integer("index", index), check_bool("pad", pad)
+    if spec.arithmetic is not Arithmetic.REAL:
+        raise UnsupportedError(
+            f"an explanation shows real quotients, and the treatment has arithmetic = '{spec.arithmetic}': leave that "
+            "out, or compare the bytes of mxref.quantize"
+        )
     whole = plan_quantize(x.shape, spec, axis, placement, pad)
     k = whole.format.k
     per_row = whole.length // k
@@ -246,10 +288,38 @@ def block_part(
     row_index = [int(i) for i in np.unravel_index(row, whole.rows_shape)] if whole.rows_shape else []
     start = (*row_index[: whole.axis], block * k, *row_index[whole.axis :])
     origin, slab = _slab(x, whole, start)
-    within = Placement(rng, origin, tuple(x.shape))
+    of_tensor = _tensor_amax(x, whole, amax)
+    within = Placement(rng, origin, tuple(x.shape), amax=of_tensor)
     plan = plan_quantize(slab.shape, spec, whole.axis, within, pad)
-    r, b = (start[_tile_axis(whole)] % k if spec.block is BlockShape.TILE else 0), block - plan.first // k
-    return BlockPart(spec, whole, plan, slab, within, pad, index, whole.rows * per_row, start, r, b)
+    r = start[_tile_axis(whole)] % spec.block.rows if spec.block.is_tile else 0
+    b = block - plan.first // k
+    t = None if of_tensor is None else float(plan_tensor_scale(slab, plan, within)[1][0])
+    return BlockPart(
+        spec, whole, plan, slab, within, pad, index, whole.rows * per_row, start, r, b,
+        None if of_tensor is None else float(of_tensor[0]), t,
+    )  # fmt: skip
+
+
+def _tensor_amax(x: NDArray[Any], plan: QuantPlan, amax: float | None) -> NDArray[np.float32] | None:
+    """Return the amax of the tensor, float32 [1], given or that of `x`; None where the format has no scale of it."""
+    if not plan.format.tensor_scale:
+        if amax is not None:
+            raise RecipeError(
+                f"amax = {amax} with the format {plan.format}: it has no scale of the tensor; leave amax out"
+            )
+        return None
+    if amax is not None:
+        with np.errstate(over="ignore"):
+            return np.array([amax], np.float32)
+    rows = _rows(x, plan)
+    bits = magnitude_bits(hadamard(rows, plan.rotation) if plan.rotation else rows)
+    return np.array([bits[bits < INFINITY_BITS].max(initial=0)]).view(np.float32)
+
+
+def _rows(x: NDArray[Any], plan: QuantPlan) -> NDArray[np.float32]:
+    """Return the rows of an array along the block axis, padded: float32 [rows, length]."""
+    rows = np.moveaxis(x, plan.axis, -1).reshape(plan.rows, -1).astype(np.float32)
+    return np.pad(rows, [(0, 0), (0, plan.length - rows.shape[1])])
 
 
 def _tile_axis(plan: QuantPlan) -> int:
@@ -261,7 +331,7 @@ def _slab(x: NDArray[Any], plan: QuantPlan, start: tuple[int, ...]) -> tuple[tup
     """Return the part of `x` whose values the block depends on, and its origin: Hadamard groups, tiles."""
     sizes = [1] * len(start)
     sizes[plan.axis] = plan.unit
-    if plan.spec.block is BlockShape.TILE:
-        sizes[_tile_axis(plan)] = plan.format.k
+    if plan.spec.block.is_tile:
+        sizes[_tile_axis(plan)] = plan.spec.block.rows
     origin = tuple(s // size * size for s, size in zip(start, sizes, strict=True))
     return origin, x[tuple(slice(o, o + size) for o, size in zip(origin, sizes, strict=True))]

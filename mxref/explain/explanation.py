@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mxref.formats import E8M0, BlockFormat
+from mxref.formats import BlockFormat
 from mxref.recipe import OperandSpec
 from mxref.steps.hadamard import Rotation
 from mxref.steps.random import Stream
@@ -44,7 +44,8 @@ class ElementExplanation:
     """The value after signs and Hadamard transform; `x` without a transform."""
     y_bits: int
     v: float | None
-    """|y| / X, times the prescale if the treatment has one; None in a NaN block, as the fields derived from it."""
+    """The scaled magnitude: |y| / X, times the prescale if the treatment has one, and over the tensor's scale if the
+    format has one; None, as the fields derived from it, in a NaN block, and for a nonzero y under a scale of 0."""
     lower: float | None
     upper: float | None
     fraction: float | None
@@ -58,7 +59,7 @@ class ElementExplanation:
     element: float
     """The value P of the code."""
     value: float
-    """P * X, divided by the prescale as in a GEMM; NaN in a NaN block."""
+    """P * X, divided by the prescale as in a GEMM, and times the tensor's scale; NaN in a NaN block."""
     error: float | None
     """|value - y|."""
 
@@ -79,10 +80,20 @@ class ScaleExplanation:
     bump: int
     """1 if the exponent is one more than that of FLOOR."""
     unclamped: int | None
-    """e before clamping to [-127, 127]; None for a zero or NaN block."""
+    """e before clamping to what the format holds; None for a zero or NaN block, and where scales have a mantissa."""
     byte: int
     value: float
-    """X; NaN for byte 255."""
+    """X; NaN for the NaN code."""
+    tensor_amax: float | None = None
+    """A, the largest finite magnitude of the tensor; None for a format without a scale of the tensor."""
+    tensor_scale: float | None = None
+    """t, the scale of the tensor; None as above."""
+    quotient: float | None = None
+    """amax / (M t), as a float64; None for a zero or NaN block, and where scales are powers of two."""
+    lower: float | None = None
+    """The largest scale that is not above the quotient; None as above."""
+    upper: float | None = None
+    """The next scale; that of the largest scale is itself."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +124,11 @@ class BlockExplanation:
         return made
 
     @property
+    def is_nan(self) -> bool:
+        """Whether it is a NaN block."""
+        return self.scale.byte == self.format.scale.nan_code
+
+    @property
     def sqnr_db(self) -> float | None:
         """The ratio of signal to quantization noise in dB, 10 log10(sum y^2 / sum error^2).
 
@@ -120,7 +136,7 @@ class BlockExplanation:
         """
         signal = math.fsum(e.y**2 for e in self.elements)
         noise = math.fsum(e.error**2 for e in self.elements if e.error is not None)
-        if self.scale.byte == E8M0.nan_code or signal == 0:
+        if self.is_nan or signal == 0:
             return None
         return 10 * math.log10(signal / noise) if noise else math.inf
 

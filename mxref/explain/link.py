@@ -15,7 +15,6 @@ import numpy as np
 from mxref.dialects import DIALECTS, Dialect
 from mxref.errors import FileFormatError
 from mxref.explain.block import BlockPart, block_part
-from mxref.formats import BlockShape
 from mxref.recipe import OperandSpec
 from mxref.roles import OPERANDS
 from mxref.steps.hadamard import SignPolicy, hadamard
@@ -53,6 +52,7 @@ def explorer_link(
     index: int = 0,
     pad: bool = False,
     page: str | None = None,
+    amax: float | None = None,
 ) -> str:
     """Return the URL at which the explorer page shows one block of `x`; arguments and errors as in `explain_block`.
 
@@ -64,11 +64,12 @@ def explorer_link(
         index: number of the block in storage order.
         pad: append zeros along the block axis.
         page: address of the page; default `explorer_page()`.
+        amax: the largest finite magnitude of the tensor, for a format with a scale of the tensor.
 
     Raises:
         FileFormatError: no `page` is given, and the package's own is missing.
     """
-    part = block_part(x, spec, rng, axis=axis, index=index, pad=pad)
+    part = block_part(x, spec, rng, axis=axis, index=index, pad=pad, amax=amax)
     rows = part.rows()
     words = rows[part.row].view(np.uint32)
     state = {"x": _words(words), "a": treatment_text(part.spec)}
@@ -76,6 +77,8 @@ def explorer_link(
         state["block"] = str(part.block)
     if others := _others(part, rows):
         state["others"] = f"{others:08x}"
+    if part.tensor_amax is not None:
+        state["amax"] = f"{np.float32(part.tensor_amax).view(np.uint32):08x}"
     if rng is not None and _is_random(part.spec):
         state |= _place(part, rng)
     return f"{page or explorer_page()}#" + "&".join(f"{key}={value}" for key, value in state.items())
@@ -84,14 +87,13 @@ def explorer_link(
 def treatment_text(spec: OperandSpec) -> str:
     """Return a treatment as the page's address has it: the nearest dialect, then each key that differs from it."""
     wanted = to_table(spec)
-    changes = {
-        name: {
-            f.name: wanted.get(f.name)
-            for f in fields(OperandSpec)
-            if f.name not in _UNSEEN and getattr(spec, f.name) != getattr(dialect.spec, f.name)
+    changes = {}
+    for name, dialect in DIALECTS.items():
+        named = dialect.spec.stated | {"format": dialect.spec.format}
+        base = {f.name: getattr(OperandSpec(spec.format), f.name) for f in fields(OperandSpec)} | named
+        changes[name] = {
+            key: wanted.get(key) for key in base if key not in _UNSEEN and getattr(spec, key) != base[key]
         }
-        for name, dialect in DIALECTS.items()
-    }
     nearest = min(changes, key=lambda name: len(changes[name]))
     return ",".join([nearest, *(f"{key}={_text(value)}" for key, value in changes[nearest].items())])
 
@@ -112,7 +114,7 @@ def _words(words: np.ndarray[Any, Any]) -> str:
 
 def _others(part: BlockPart, rows: np.ndarray[Any, Any]) -> int:
     """Return the bits of the largest magnitude in the other rows of the block's tile; 0 for a block of one row."""
-    if part.spec.block is not BlockShape.TILE:
+    if not part.spec.block.is_tile:
         return 0
     k = part.whole.format.k
     y = hadamard(rows, part.plan.rotation) if part.plan.rotation else rows

@@ -13,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mxref.explain import BlockExplanation, Case, ElementExplanation
-from mxref.explain.text import notes, number, reason, scale_steps
-from mxref.formats import E8M0
+from mxref.explain.text import notes, number, reason, scale_steps, scaled
 from mxref.recipe import OperandSpec
 from mxref.steps.hadamard import SignPolicy
 from mxref.steps.rounding import Rounding
@@ -45,7 +44,8 @@ def show(block: BlockExplanation, operand: str) -> None:
         out.print(_transform_table(block))
     out.print(_heading("Shared scale", ""))
     out.print(_list((f"{i}.", step) for i, step in enumerate(scale_steps(block), 1)))
-    v = "|y| / X" if block.rotation else "|x| / X"
+    divisor = "(X t)" if block.format.tensor_scale else "X"
+    v = f"|y| / {divisor}" if block.rotation else f"|x| / {divisor}"
     element = block.format.element
     v = f"{element.prescale:g} {v}" if block.spec.prescale else v
     listed = len(element.magnitudes) <= _LISTED
@@ -57,6 +57,9 @@ def show(block: BlockExplanation, operand: str) -> None:
     out.print(
         Text.assemble("  scale ", (scale, "bold green"), "  codes ", (block.packed.hex(" "), "bold green"))
     )
+    if block.scale.tensor_scale is not None:
+        t = int(np.float32(block.scale.tensor_scale).view(np.uint32))
+        out.print(Text.assemble("  scale of the tensor ", (f"{t:08x}", "bold green"), ", a float32"))
     out.print(Text(f"  {_quality(block)}"))
     out.print(_list(("-", note) for note in notes(block)))
     out.print()
@@ -88,7 +91,7 @@ def _treatment(block: BlockExplanation, operand: str) -> str:
     words += [
         f"scale {spec.scale_rule.value}",
         f"rounding {spec.rounding.value}",
-        f"block {spec.block.value}",
+        f"block {spec.block}",
     ]
     if spec.rounding is Rounding.SR:
         words.append(f"R = {spec.sr_bits}")
@@ -104,9 +107,7 @@ def _treatment(block: BlockExplanation, operand: str) -> str:
 
 def _quality(block: BlockExplanation) -> str:
     if block.sqnr_db is None:
-        return "SQNR is not defined for a block of " + (
-            "NaN" if block.scale.byte == E8M0.nan_code else "zeros"
-        )
+        return "SQNR is not defined for a block of " + ("NaN" if block.is_nan else "zeros")
     if block.sqnr_db == np.inf:
         return "exact: every value is represented"
     return f"SQNR {block.sqnr_db:.2f} dB, largest error {block.max_error:.4g}"
@@ -164,9 +165,9 @@ def _cells(e: ElementExplanation, block: BlockExplanation, wide: bool) -> dict[s
     if e.lower is None or e.upper is None:
         grid = ""
     elif e.case is Case.SATURATED:
-        grid = f"> {e.upper:g}"
+        grid = f"> {e.upper:.9g}"
     else:
-        grid = f"{e.lower:g}" if e.case is Case.EXACT else f"{e.lower:g}..{e.upper:g}"
+        grid = f"{e.lower:.9g}" if e.case is Case.EXACT else f"{e.lower:.9g}..{e.upper:.9g}"
     why = _SHORT.get(e.case, e.case.value)
     if wide:
         why = "padding" if _is_padding_zero(e, block) else reason(e, block)
@@ -175,18 +176,13 @@ def _cells(e: ElementExplanation, block: BlockExplanation, wide: bool) -> dict[s
         "#": Text(str(e.position), QUIET),
         "x": Text(f"{e.y:.{digits}g}"),
         "bits": Text(f"{e.y_bits:08x}", QUIET),
-        "v": Text("" if e.v is None else _short_v(e.v)),
+        "v": Text(scaled(e, block)),
         "grid": Text(grid),
         "T": Text("" if e.threshold is None else str(e.threshold), QUIET),
         "r": Text("" if e.random is None else str(e.random), QUIET),
         "code": Text(f"{e.code:0{block.format.element.bits}b}", "bold"),
-        "P": Text("nan" if e.case is Case.NAN else f"{e.element:g}"),
+        "P": Text("nan" if e.case is Case.NAN else f"{e.element:.9g}"),
         "value": Text(f"{e.value:.{digits}g}"),
         "error": Text("" if e.error is None else f"{e.error:.2g}", QUIET if not e.error else ""),
         "why": Text(why, _STYLES.get(e.case, "")),
     }
-
-
-def _short_v(v: float) -> str:
-    """Return v with all digits from 0.1 on, because they decide ties, and with three digits below."""
-    return number(v) if v >= 0.1 or v == 0 else f"{v:.3g}"

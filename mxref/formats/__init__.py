@@ -17,14 +17,27 @@ from mxref.formats.blocks import (
     MXFP6_E3M2,
     MXFP8_E4M3,
     MXFP8_E5M2,
+    MXINT8,
+    NVFP4,
     BlockFormat,
     BlockShape,
     Nonfinite,
     OperandFormat,
     TensorFormat,
 )
-from mxref.formats.elements import E1M2, E2M1, E2M3, E3M2, E4M3, E5M2, ElementFormat, Specials
-from mxref.formats.scales import E8M0, ScaleFormat
+from mxref.formats.elements import (
+    E1M2,
+    E2M1,
+    E2M3,
+    E3M2,
+    E4M3,
+    E5M2,
+    INT8,
+    ElementFormat,
+    Negatives,
+    Specials,
+)
+from mxref.formats.scales import E8M0, UE4M3, UE5M3, ScaleFormat
 
 __all__ = [
     "BF16",
@@ -40,15 +53,21 @@ __all__ = [
     "FORMATS",
     "FP8",
     "INPUT_DTYPES",
+    "INT8",
     "MXFP4",
     "MXFP4_E1M2",
     "MXFP6_E2M3",
     "MXFP6_E3M2",
     "MXFP8_E4M3",
     "MXFP8_E5M2",
+    "MXINT8",
+    "NVFP4",
+    "UE4M3",
+    "UE5M3",
     "BlockFormat",
     "BlockShape",
     "ElementFormat",
+    "Negatives",
     "Nonfinite",
     "OperandFormat",
     "ScaleFormat",

@@ -2,20 +2,21 @@
 
 Beside them stand the choices that a quantization offers, and what holds for every format: the input types and the NaN.
 
-Source: OCP Microscaling Formats (MX) v1.0, section 5.2.
+Source: OCP Microscaling Formats (MX) v1.0, section 5.2; arXiv 2509.25149 for NVFP4.
 
-Implements: formats.mxfp4, formats.mxfp8, formats.mxfp6, formats.mxfp4_e1m2
+Implements: formats.mxfp4, formats.mxfp8, formats.mxfp6, formats.mxint8, formats.mxfp4_e1m2, formats.nvfp4
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 from mxref.errors import RecipeError
-from mxref.formats.elements import E1M2, E2M1, E2M3, E3M2, E4M3, E5M2, ElementFormat
-from mxref.formats.scales import E8M0, ScaleFormat
+from mxref.formats.elements import E1M2, E2M1, E2M3, E3M2, E4M3, E5M2, INT8, ElementFormat
+from mxref.formats.scales import E8M0, UE4M3, ScaleFormat
 
 CANONICAL_NAN = 0x7FC00000
 """The float32 bits of every NaN that mxref produces."""
@@ -24,11 +25,50 @@ INPUT_DTYPES = ("float32", "bfloat16", "float16")
 """Input types: each is taken as the exact float32 value that it holds."""
 
 
-class BlockShape(StrEnum):
-    """What shares one scale: a block of a row, or, where k is 32, a 32x32 tile (its byte stored once per row)."""
+class BlockShape(str):
+    """The elements that share one scale, as text: rows by columns, as `1x32`; the byte of a tile is stored in each row.
 
-    ROW = "1x32"
-    TILE = "32x32"
+    The columns are the block length k. RecipeError unless both are powers of two.
+    """
+
+    __slots__ = ()
+
+    ROW: ClassVar[BlockShape]
+    """A block of 32, `1x32`."""
+    TILE: ClassVar[BlockShape]
+    """A tile of 32 by 32, `32x32`."""
+
+    def __new__(cls, text: Any) -> BlockShape:
+        """Return the shape of a text."""
+        if not isinstance(text, str):
+            raise RecipeError(
+                f"a block shape is text, as in '1x32', and this is of type {type(text).__name__}"
+            )
+        found = re.fullmatch(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})", text)
+        if not found or any(int(number) & int(number) - 1 for number in found.groups()):
+            raise RecipeError(
+                f"{text[:20]!r} is no block shape: write two powers of two, as in '1x32' or '16x16'"
+            )
+        return super().__new__(cls, text)
+
+    @property
+    def rows(self) -> int:
+        """Rows that share a scale."""
+        return int(self.partition("x")[0])
+
+    @property
+    def columns(self) -> int:
+        """Elements of each row that share a scale, the block length."""
+        return int(self.partition("x")[2])
+
+    @property
+    def is_tile(self) -> bool:
+        """Whether several rows share a scale."""
+        return not self.startswith("1x")
+
+
+BlockShape.ROW = BlockShape("1x32")
+BlockShape.TILE = BlockShape("32x32")
 
 
 class Nonfinite(StrEnum):
@@ -82,20 +122,25 @@ class TensorFormat(OperandFormat):
 
 @dataclass(frozen=True, repr=False)
 class BlockFormat(OperandFormat):
-    """A block of `k` elements under one shared scale; RecipeError for a scale format other than E8M0."""
+    """A block of `k` elements under one shared scale; RecipeError unless k is a power of two, 4 at least."""
 
     element: ElementFormat
     scale: ScaleFormat
     k: int
+    tensor_scale: bool = False
+    """Whether a float32 scale of the whole tensor stands above the scales of blocks."""
 
     __hash__ = OperandFormat.__hash__
 
     def __post_init__(self) -> None:
-        # Scale rules, kernels and stored bytes are those of E8M0.
-        if self.scale != E8M0:
+        if self.k < 4 or self.k & self.k - 1:
             raise RecipeError(
-                f"block format {self.name!r}: the scale format {self.scale.name} is not supported; use E8M0, as in "
-                f"BlockFormat({self.name!r}, {self.element.name}, E8M0, k={self.k})"
+                f"block format {self.name!r}: k = {self.k} is no power of two of at least 4; 16 and 32 are in use"
+            )
+        if self.tensor_scale and self.scale.powers:
+            raise RecipeError(
+                f"block format {self.name!r}: a tensor's scale above {self.scale.name} says nothing that the blocks' "
+                "scales could not; leave tensor_scale out"
             )
 
     @property
@@ -107,6 +152,16 @@ class BlockFormat(OperandFormat):
         """Return the bytes in which the codes of `length` elements are stored."""
         return length * self.element.bits // 8
 
+    @property
+    def row(self) -> BlockShape:
+        """The shape of one block."""
+        return BlockShape(f"1x{self.k}")
+
+    @property
+    def tile(self) -> BlockShape:
+        """The shape of a square tile."""
+        return BlockShape(f"{self.k}x{self.k}")
+
 
 BF16 = TensorFormat("bf16")
 FP8 = TensorFormat("fp8")
@@ -116,10 +171,12 @@ MXFP8_E5M2 = BlockFormat("mxfp8_e5m2", E5M2, E8M0, k=32)
 
 MXFP6_E2M3 = BlockFormat("mxfp6_e2m3", E2M3, E8M0, k=32)
 MXFP6_E3M2 = BlockFormat("mxfp6_e3m2", E3M2, E8M0, k=32)
+MXINT8 = BlockFormat("mxint8", INT8, E8M0, k=32)
 MXFP4_E1M2 = BlockFormat("mxfp4_e1m2", E1M2, E8M0, k=32)
+NVFP4 = BlockFormat("nvfp4", E2M1, UE4M3, k=16, tensor_scale=True)
 
 BLOCK_FORMATS: dict[str, BlockFormat] = {
-    f.name: f for f in (MXFP4, MXFP8_E4M3, MXFP8_E5M2, MXFP6_E2M3, MXFP6_E3M2, MXFP4_E1M2)
+    f.name: f for f in (MXFP4, MXFP8_E4M3, MXFP8_E5M2, MXFP6_E2M3, MXFP6_E3M2, MXINT8, MXFP4_E1M2, NVFP4)
 }
 """The block formats, by name."""
 

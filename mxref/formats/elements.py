@@ -1,9 +1,9 @@
-"""Element formats: small floating-point types, given by their bits.
+"""Element formats: small floating-point types and one integer, given by their bits.
 
 Source: OCP Microscaling Formats (MX) v1.0, section 5.3; OCP 8-bit Floating Point v1.0 for E4M3 and E5M2. E1M2 is in
 no standard: its magnitudes are the uniform grid 0, 0.25, ..., 1.75.
 
-Implements: formats.element, formats.e2m1, formats.fp8, formats.fp6, formats.e1m2
+Implements: formats.element, formats.e2m1, formats.fp8, formats.fp6, formats.int8, formats.e1m2
 """
 
 from __future__ import annotations
@@ -12,6 +12,15 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+
+
+class Negatives(StrEnum):
+    """How a code holds a negative number; in both, its highest bit is set."""
+
+    SIGN = "sign"
+    """The code of the magnitude with the highest bit set; there is a -0."""
+    TWOS_COMPLEMENT = "twos_complement"
+    """The code of the magnitude, negated modulo 2^bits. The lowest code has no positive counterpart."""
 
 
 class Specials(StrEnum):
@@ -27,9 +36,10 @@ class Specials(StrEnum):
 
 @dataclass(frozen=True)
 class ElementFormat:
-    """A floating-point format of one element: sign, exponent field, mantissa field, from the highest bit down.
+    """A format of one element: sign, exponent field, mantissa field, from the highest bit down.
 
-    Everything else about the format follows from these fields.
+    Everything else about the format follows from these fields. With no exponent bits all numbers are subnormal: a
+    fixed-point format.
     """
 
     name: str
@@ -39,6 +49,7 @@ class ElementFormat:
     specials: Specials
     dtype: str | None = None
     """Name of the same format in ml_dtypes; None if ml_dtypes has no such type."""
+    negatives: Negatives = Negatives.SIGN
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -63,7 +74,13 @@ class ElementFormat:
     @cached_property
     def max_exponent(self) -> int:
         """Exponent of the largest binade, emax: 2^emax <= max_value < 2^(emax + 1)."""
-        return (self.max_code >> self.mantissa_bits) - self.bias
+        return math.frexp(self.max_value)[1] - 1
+
+    @cached_property
+    def precision(self) -> int:
+        """Bits behind the leading one of the largest magnitudes: the mantissa bits of a floating-point format."""
+        step = self.max_value - self.magnitudes[-2]
+        return self.max_exponent - (math.frexp(step)[1] - 1)
 
     @cached_property
     def unit_exponent(self) -> int:
@@ -87,7 +104,10 @@ class ElementFormat:
 
     @cached_property
     def values(self) -> tuple[float, ...]:
-        """Values of all codes, NaN and Inf included; the upper half holds the negatives, -0 first."""
+        """Values of all codes, NaN and Inf included; the upper half holds the negatives, from -0 or the lowest."""
+        if self.negatives is Negatives.TWOS_COMPLEMENT:
+            lowest = math.ldexp(-self.sign, self.unit_exponent)
+            return (*self.magnitudes, lowest, *(-value for value in reversed(self.magnitudes[1:])))
         beyond = range(self.max_code + 1, self.sign)
         infinity = self.max_code + 1 if self.specials is Specials.IEEE else None
         upper = (*self.magnitudes, *(math.inf if code == infinity else math.nan for code in beyond))
@@ -105,3 +125,6 @@ E5M2 = ElementFormat("E5M2", 5, 2, bias=15, specials=Specials.IEEE, dtype="float
 E2M3 = ElementFormat("E2M3", 2, 3, bias=1, specials=Specials.NONE, dtype="float6_e2m3fn")
 E3M2 = ElementFormat("E3M2", 3, 2, bias=3, specials=Specials.NONE, dtype="float6_e3m2fn")
 E1M2 = ElementFormat("E1M2", 1, 2, bias=1, specials=Specials.NONE)
+INT8 = ElementFormat(
+    "INT8", 0, 7, bias=0, specials=Specials.NONE, dtype="int8", negatives=Negatives.TWOS_COMPLEMENT
+)

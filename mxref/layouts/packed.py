@@ -95,13 +95,18 @@ def _offsets(count: int, bits: int) -> NDArray[np.uint32]:
 
 def _dtypes(block_format: BlockFormat) -> tuple[np.dtype[Any], np.dtype[Any]]:
     """Return the types of ml_dtypes for elements and scales; DtypeError if it has none."""
-    element, scale = block_format.element.dtype, block_format.scale.dtype
-    if element is None:
+    element, scale = (
+        _dtype(part.name, part.dtype, block_format) for part in (block_format.element, block_format.scale)
+    )
+    return element, scale
+
+
+def _dtype(name: str, dtype: str | None, block_format: BlockFormat) -> np.dtype[Any]:
+    if dtype is None:
         raise DtypeError(
-            f"ml_dtypes has no type for {block_format.element.name}, the element of {block_format.title}; "
-            "exchange the codes themselves"
+            f"ml_dtypes has no type for {name} of {block_format.title}; exchange the codes themselves"
         )
-    return np.dtype(getattr(ml_dtypes, element)), np.dtype(getattr(ml_dtypes, scale))
+    return np.dtype(getattr(ml_dtypes, dtype, dtype))  # INT8 is NumPy's own
 
 
 def to_ml_dtypes(

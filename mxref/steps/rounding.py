@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,7 @@ class Rounding(StrEnum):
 
 
 def round_magnitude(
-    v: NDArray[np.float32],
+    v: NDArray[np.float32] | NDArray[np.float64],
     rounding: Rounding,
     element: ElementFormat,
     random: NDArray[np.uint32] | None = None,
@@ -41,7 +42,7 @@ def round_magnitude(
     """Return the magnitude codes (0 to the element's `max_code`) of scaled magnitudes.
 
     Args:
-        v: finite magnitudes |x| / X, float32, any shape.
+        v: finite magnitudes |x| / X, any shape; float64 where X has a mantissa.
         rounding: the rounding mode.
         element: the format whose magnitudes are the grid.
         random: for SR, integers r in [0, 2^bits), uint32, the shape of `v`.
@@ -60,8 +61,8 @@ def round_magnitude(
         code = _not_above(grid, v) - 1
     elif rounding in (Rounding.RNA, Rounding.RNE):
         code = _not_above(midpoints, v)
-        if rounding is Rounding.RNE:  # a tie went to the upper code, which may be odd
-            code = code - ((midpoints.values[code - 1] == v) & code & 1)
+        if rounding is Rounding.RNE:
+            code = _even_at_ties(code, midpoints.values, v)
     else:
         if random is None or not 1 <= bits <= MAX_SR_BITS:
             raise RecipeError(f"SR needs random integers of 1 to {MAX_SR_BITS} bits, got bits = {bits}")
@@ -70,6 +71,20 @@ def round_magnitude(
         threshold = np.floor(np.ldexp(np.minimum(fraction, 1.0), bits)).astype(np.int64)
         code = lower + (threshold + random.astype(np.int64) >= 1 << bits)
     return code.astype(np.uint8)
+
+
+def nearest_code(v: NDArray[np.float64], grid: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """Return the code of the grid point nearest to each magnitude, ties to the even code, beyond the end the last."""
+    midpoints = (grid[:-1] + grid[1:]) / 2
+    return _even_at_ties(np.searchsorted(midpoints, v, side="right"), midpoints, v).astype(np.uint8)
+
+
+def _even_at_ties(
+    code: NDArray[np.intp], midpoints: NDArray[np.float64], v: NDArray[Any]
+) -> NDArray[np.intp]:
+    """Return codes of which those at a tie, which are the upper ones, become even."""
+    even: NDArray[np.intp] = code - ((midpoints[code - 1] == v) & code & 1)
+    return even
 
 
 @dataclass(frozen=True)
@@ -97,8 +112,10 @@ def _grid(element: ElementFormat) -> tuple[_Steps, _Steps]:
     return _Steps.of(grid), _Steps.of((grid[:-1] + grid[1:]) / 2)
 
 
-def _not_above(steps: _Steps, v: NDArray[np.float32]) -> NDArray[np.intp]:
+def _not_above(steps: _Steps, v: NDArray[Any]) -> NDArray[np.intp]:
     """Return how many steps are not above each magnitude."""
+    if v.dtype == np.float64:
+        return np.searchsorted(steps.values, v, side="right")
     found: NDArray[np.intp] = steps.counts[np.abs(v).view(np.uint32) >> 16]
     return found
 

@@ -95,23 +95,23 @@ _PLACE = ("shape", "axis")
 _STREAM = ("seed", "step", "layer", "operand")
 _GENERATED = "x|x_seed"
 KEYS: dict[RecordOp, Keys] = {
-    RecordOp.SCALE: Keys(("rule",), ("format",), ("amax",), ("scales",)),
+    RecordOp.SCALE: Keys(("rule",), ("format", "tensor_amax"), ("amax",), ("scales", "tensor_scale")),
     RecordOp.QUANTIZE: Keys(
         ("rule", "rounding"),
         (
-            "format", "sr_bits", "block", "zero_scale", "nonfinite", "prescale", "hadamard", "signs", *_STREAM,
-            "dtype", *_PLACE, "origin", "global_shape", "pad", "x_rule", "x_base",
+            "format", "tensor_amax", "sr_bits", "block", "zero_scale", "nonfinite", "prescale", "hadamard", "signs",
+            *_STREAM, "dtype", *_PLACE, "origin", "global_shape", "pad", "x_rule", "x_base",
         ),
         (_GENERATED,),
-        ("scales", "codes", "scales_sha256", "codes_sha256", "error"),
+        ("scales", "codes", "scales_sha256", "codes_sha256", "tensor_scale", "error"),
     ),
-    RecordOp.DEQUANTIZE: Keys(("out",), ("format", *_PLACE), ("scales", "codes"), ("y",)),
+    RecordOp.DEQUANTIZE: Keys(("out",), ("format", "tensor_scale", *_PLACE), ("scales", "codes"), ("y",)),
     RecordOp.HADAMARD: Keys(
         ("n", "signs"), ("dtype", *_PLACE, "x_rule", "x_base"), (_GENERATED,), ("y", "y_sha256")
     ),
     RecordOp.SCALED_GEMM: Keys(
         ("profile", "out", "m", "n", "k"),
-        ("a_format", "b_format", "a_prescale", "b_prescale"),
+        ("a_format", "b_format", "a_prescale", "b_prescale", "a_tensor_scale", "b_tensor_scale"),
         ("a_scales|operand_seed", "a_codes|operand_seed", "b_scales|operand_seed", "b_codes|operand_seed"),
         ("c", "c_sha256"),
     ),
@@ -122,7 +122,7 @@ KEYS: dict[RecordOp, Keys] = {
     RecordOp.UNPACK: Keys((), ("format",), ("packed",), ("codes",)),
     RecordOp.EXCHANGE: Keys((), (), ("packed", "scales"), ("elements", "factors")),
 }  # fmt: skip
-"""Every operation's keys. A name that is both input and result (`signs`, `codes`) is one of them per operation."""
+"""Every operation's keys. A name that is both input and result, as `signs`, is one of them per operation."""
 
 _HEAD = ("id", "op", "clauses", "source", "note")
 _SPEC = (

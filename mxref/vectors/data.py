@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.errors import FileFormatError
-from mxref.formats import BLOCK_FORMATS, CANONICAL_NAN, MXFP4, BlockFormat, ElementFormat
+from mxref.formats import BLOCK_FORMATS, CANONICAL_NAN, MXFP4, BlockFormat, ElementFormat, Negatives
 from mxref.layouts.packed import pack
 from mxref.mxarray import MXArray
 from mxref.steps.random import Stream, philox4x32
@@ -184,9 +184,12 @@ def code_digits(made: BlockFormat) -> int:
 
 
 def code_of(value: float, element: ElementFormat) -> int:
-    """Return the code of a value that the element has; -0 has its own."""
+    """Return the code of a value that the element has; -0 has its own where there is one."""
     code = element.magnitudes.index(abs(value))
-    return code | element.sign if math.copysign(1.0, value) < 0 else code
+    if math.copysign(1.0, value) > 0:
+        return code
+    complement = element.negatives is Negatives.TWOS_COMPLEMENT
+    return -code % (2 * element.sign) if complement else code | element.sign
 
 
 def record_stream(record: Record) -> Stream | None:
@@ -195,6 +198,13 @@ def record_stream(record: Record) -> Stream | None:
     if "seed" not in i:
         return None
     return Stream(int(i["seed"], 16), i.get("step", 0), i.get("layer", 0), i.get("operand", 0))
+
+
+def record_number(record: Record, name: str) -> NDArray[np.float32] | None:
+    """Return an input of a record that is one float32 word, float32 [1]; None where the record has none."""
+    if name not in record.inputs:
+        return None
+    return parse_words(record.inputs[name], 1, f"{record.id}: {name}").view(np.float32)
 
 
 def record_tensor(record: Record) -> NDArray[Any]:
@@ -240,4 +250,7 @@ def record_operand(record: Record, name: str) -> MXArray:
         scales = parse_digits(i[f"{name}_scales"], 2, rows * length // made.k, f"{where}_scales")
         scales = scales.reshape(rows, length // made.k)
     prescale = bool(i.get(f"{name}_prescale", False))
-    return MXArray(codes, scales, (rows, length), 1, prescale=prescale, format=made)
+    tensor_scale = record_number(record, f"{name}_tensor_scale")
+    return MXArray(
+        codes, scales, (rows, length), 1, prescale=prescale, format=made, tensor_scale=tensor_scale
+    )

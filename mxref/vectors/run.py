@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from mxref.vectors.data import (
     parse_digits,
     parse_words,
     record_format,
+    record_number,
     record_operand,
     record_stream,
     record_tensor,
@@ -95,7 +97,20 @@ def verify_vectors(
 
 def _on(backend: Backend, q: MXArray) -> MXArray:
     codes, scales = backend.from_numpy(q.codes), backend.from_numpy(q.scales)
-    return MXArray(codes, scales, q.shape, q.axis, q.block, q.prescale, q.rotation, q.format)
+    tensor_scale = None if q.tensor_scale is None else backend.from_numpy(q.tensor_scale)
+    return MXArray(codes, scales, q.shape, q.axis, q.block, q.prescale, q.rotation, q.format, tensor_scale)
+
+
+def _amax(record: Record, backend: Backend) -> Any:
+    amax = record_number(record, "tensor_amax")
+    return None if amax is None else backend.from_numpy(amax)
+
+
+def _tensor_scale(q: MXArray, backend: Backend) -> dict[str, str]:
+    """Return the result `tensor_scale`, for a format that has one."""
+    if q.tensor_scale is None:
+        return {}
+    return {"tensor_scale": words_text(float_words(backend.to_numpy(q.tensor_scale)))}
 
 
 def _scale(record: Record, backend: Backend) -> dict[str, str]:
@@ -105,8 +120,9 @@ def _scale(record: Record, backend: Backend) -> dict[str, str]:
     # The amax of block i stands at element i mod k, with its sign set in every other block.
     at = np.arange(amax.size)
     x.view(np.uint32)[at, at % k] = amax | (at % 2 << 31).astype(np.uint32)
-    q = backend.quantize(backend.from_numpy(x), record.spec)
-    return {"scales": digits_text(backend.to_numpy(q.scales), 2)}
+    placement = Placement(amax=_amax(record, backend))
+    q = backend.quantize(backend.from_numpy(x), record.spec, placement=placement)
+    return {"scales": digits_text(backend.to_numpy(q.scales), 2), **_tensor_scale(q, backend)}
 
 
 def _quantize(record: Record, backend: Backend) -> dict[str, str]:
@@ -124,17 +140,18 @@ def _quantize(record: Record, backend: Backend) -> dict[str, str]:
                 record_stream(record),
                 origin=i.get("origin") and tuple(i["origin"]),
                 global_shape=i.get("global_shape") and tuple(i["global_shape"]),
+                amax=_amax(record, backend),
             ),
             pad=i.get("pad", False),
         )
     except NonfiniteError:
         return {"error": "nonfinite"}
-    codes, scales = backend.to_numpy(q.codes), backend.to_numpy(q.scales)
+    codes, scales, tensor = backend.to_numpy(q.codes), backend.to_numpy(q.scales), _tensor_scale(q, backend)
     if "codes_sha256" in record.expected:
-        return {"scales_sha256": digest(scales), "codes_sha256": digest(codes)}
+        return {"scales_sha256": digest(scales), "codes_sha256": digest(codes), **tensor}
     made = record_format(record)
     elements = unpack(codes, made.element)
-    return {"scales": digits_text(scales, 2), "codes": digits_text(elements, code_digits(made))}
+    return {"scales": digits_text(scales, 2), "codes": digits_text(elements, code_digits(made)), **tensor}
 
 
 def _dequantize(record: Record, backend: Backend) -> dict[str, str]:
@@ -145,7 +162,8 @@ def _dequantize(record: Record, backend: Backend) -> dict[str, str]:
     axis = i.get("axis", len(shape) - 1)
     rows = shape[:axis] + shape[axis + 1 :]
     packed = pack(codes.reshape(*rows, -1), made.element)
-    q = MXArray(packed, scales.reshape(*rows, -1), shape, axis, format=made)
+    tensor = record_number(record, "tensor_scale")
+    q = MXArray(packed, scales.reshape(*rows, -1), shape, axis, format=made, tensor_scale=tensor)
     return {"y": words_text(float_words(backend.to_numpy(backend.dequantize(_on(backend, q), i["out"]))))}
 
 

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 import mxref
 from bench.timing import Timing, in_turns
-from mxref import Backend, MXArray, OperandSpec, ScaleRule, Stream
+from mxref import Backend, MXArray, OperandSpec, Stream
 from mxref.formats import MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
 from mxref.placement import Placement
+from mxref.steps.scale import EXPONENT_RULES
 
 SLAB = 64
 """Rows (columns, along axis 0) at either end whose bits are compared with the reference."""
@@ -95,7 +96,7 @@ def _check_hadamard(values: Matrix, x: Matrix, slab: slice) -> tuple[Any, Any]:
 OPERATIONS = (
     _quantize("quantize float32", PLAIN),
     _quantize("quantize bfloat16", PLAIN, "bfloat16"),
-    *(_quantize(f"quantize {rule}", OperandSpec(scale_rule=rule)) for rule in ScaleRule if rule != "floor"),
+    *(_quantize(f"quantize {rule}", OperandSpec(scale_rule=rule)) for rule in EXPONENT_RULES if rule != "floor"),
     _quantize("quantize H16", H16),
     _quantize("quantize bfloat16 H16", H16, "bfloat16"),
     _quantize("quantize H32", H32),

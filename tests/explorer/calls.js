@@ -6,17 +6,24 @@ let memory = new ArrayBuffer(0);
 /** Views of the memory, each given as the name of its type, its first byte and its length. */
 const views = (places) => places.map(([type, first, count]) => new globalThis[type](memory, first, count));
 
-function quantizeArrays(places, length, treatment, negative, stream, globalLength, first) {
+function quantizeArrays(places, length, treatment, negative, stream, globalLength, first, t) {
   const [words, rows, codes, scales] = views(places);
   const starts = Array.from(rows, (row) => row * BigInt(globalLength) + BigInt(first));
-  const made = mx.quantize(words, length, treatment, negative, { stream, starts });
+  const made = mx.quantize(words, length, treatment, negative, { stream, starts, t });
   codes.set(mx.pack(made.codes, mx.FORMATS[treatment.format].element.bits));
   scales.set(made.scales);
 }
 
-function dequantizeArrays(places, format, type) {
+/** The scale of the tensor whose rows are given, or that has an amax. */
+function tensorScaleArrays(places, format, n, negative, amax) {
+  const [words, made] = views(places);
+  const y = n ? new Uint32Array(mx.hadamard(new Float32Array(words.slice().buffer), n, negative).buffer) : words;
+  made[0] = mx.tensorScale(amax ?? mx.tensorAmax(y), format);
+}
+
+function dequantizeArrays(places, format, type, t) {
   const [packed, scales, values] = views(places);
-  const exact = mx.dequantize(mx.unpack(packed, mx.FORMATS[format].element.bits), scales, format);
+  const exact = mx.dequantize(mx.unpack(packed, mx.FORMATS[format].element.bits), scales, format, t ?? 1);
   if (type !== "bfloat16") values.set(exact); // a Float32Array rounds what it is given
   else values.set(mx.toBfloat16(new Uint32Array(Float32Array.from(exact).buffer)));
 }
@@ -39,6 +46,10 @@ function shownAt(hash) {
     again: link.write(state),
     byte: made.scale.byte,
     e: made.scale.e ?? null,
+    amax: made.format.tensorScale ? text(made.scale.A) : null,
+    t: made.format.tensorScale ? text(made.scale.t) : null,
+    quotient: text(made.scale.quotient),
+    neighbours: made.scale.kind === "nearest" ? [made.scale.low, made.scale.high].map((code) => text(made.format.scale.grid[code])) : null,
     amaxAt: made.scale.at,
     packed: [...made.packed],
     snr: text(made.snr),
@@ -58,6 +69,12 @@ function refusal(address) {
     return { name: error.constructor.name, message: error.message };
   }
   return null;
+}
+
+function inFormat(text, format) {
+  const treatment = link.inFormat(link.readTreatment(text), format);
+  link.checkTreatment(treatment);
+  return { ...treatment, text: link.treatmentText(treatment) };
 }
 
 const wordsOf = (text) => numbers.parse(text).map(link.hex).join(" ");

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from py_mini_racer import MiniRacer
 
-from mxref import Backend, Capabilities
+from mxref import Backend, Capabilities, ScaleRule
 from mxref.explain.link import EXPLORER
 from mxref.formats import BLOCK_FORMATS
 from mxref.tomlio import to_table
@@ -84,8 +84,10 @@ class PageBackend(Backend):
 
     name = "page"
     capabilities = Capabilities(
+        scale_rules=frozenset(ScaleRule),
         scale_thresholds=True,
         formats=frozenset(BLOCK_FORMATS.values()),
+        blocks=frozenset(shape for made in BLOCK_FORMATS.values() for shape in (made.row, made.tile)),
         in_dtypes=frozenset({"float32"}),
         dequantize_dtypes=frozenset({"float64", "float32", "bfloat16"}),
         gemms=frozenset(),
@@ -96,23 +98,33 @@ class PageBackend(Backend):
         self.engine = Engine(source or script("mx.js"))
 
     def _quantize(self, x, plan):
-        rows, made = plan.rows_shape, plan.format
-        moved = np.moveaxis(x, plan.axis, -1).reshape(plan.rows, x.shape[plan.axis])  # [rows, L]
-        padded = np.pad(moved, [(0, 0), (0, plan.length - moved.shape[1])])  # [rows, length]
+        rows, made, padded = plan.rows_shape, plan.format, _padded(x, plan)
         codes = np.empty((*rows, made.code_bytes(plan.length)), np.uint8)
         scales = np.empty((*rows, plan.length // made.k), np.uint8)
         stream = plan.stream and plan.stream.__dict__ | {"seed": str(plan.stream.seed)}
         self.engine.fill(
             "quantizeArrays", [padded.view(np.uint32), plan.global_rows()], [codes, scales], plan.length,
             to_table(plan.spec), plan.rotation and _negative(plan.rotation), stream, str(plan.global_length),
-            str(plan.first),
+            str(plan.first), _number(plan.tensor_scale),
         )  # fmt: skip
         return codes, scales
+
+    def _tensor_scale(self, x, plan, placement):
+        known, _ = super()._tensor_scale(x, plan, placement)  # refuses what has no amax
+        t = np.empty(1, np.float32)
+        amax = placement.amax if placement.amax is None else int(placement.amax.view(np.uint32)[0])
+        self.engine.fill(
+            "tensorScaleArrays", [_padded(x, plan).view(np.uint32)], [t], plan.format.name,
+            plan.spec.hadamard, plan.rotation and _negative(plan.rotation), amax,
+        )  # fmt: skip
+        return known, t
 
     def _dequantize(self, q, dtype):
         stored = {"float64": np.float64, "float32": np.float32, "bfloat16": ml_dtypes.bfloat16}[dtype]
         values = np.empty((*q.rows_shape, q.length), stored)
-        self.engine.fill("dequantizeArrays", [q.codes, q.scales], [values], q.format.name, dtype)
+        self.engine.fill(
+            "dequantizeArrays", [q.codes, q.scales], [values], q.format.name, dtype, _number(q.tensor_scale)
+        )
         return np.moveaxis(values[..., : q.shape[q.axis]], -1, q.axis)
 
     def _hadamard(self, x, rotation, axis):
@@ -123,6 +135,16 @@ class PageBackend(Backend):
 
     def _scaled_gemm(self, a, b, profile, out_dtype):
         raise NotImplementedError("no GEMM is declared, so this is never called")
+
+
+def _padded(x, plan):
+    """Return the rows of an array along the block axis, [rows, length]."""
+    moved = np.moveaxis(x, plan.axis, -1).reshape(plan.rows, x.shape[plan.axis])  # [rows, L]
+    return np.pad(moved, [(0, 0), (0, plan.length - moved.shape[1])])
+
+
+def _number(t):
+    return None if t is None else float(t[0])
 
 
 def _negative(rotation):

@@ -26,8 +26,15 @@ TREATMENTS = [
     OperandSpec(scale_rule=">=1.3", format="mxfp8_e4m3"),
     OperandSpec(rounding="sr", sr_bits=3, hadamard=256, signs="fixed"),
     OperandSpec(scale_rule="even", block="32x32", hadamard=16, rounding="sr"),
+    OperandSpec(format="mxint8", scale_rule="rceil"),
+    OperandSpec(format="mxint8", rounding="sr", prescale=True, block="4x32", scale_rule=">1.3"),
+    OperandSpec(format="nvfp4"),
+    OperandSpec(
+        format="nvfp4", rounding="sr", sr_bits=22, hadamard=64, signs="per_step_layer", zero_scale=56
+    ),
+    OperandSpec(format="nvfp4", rounding="rna", block="16x16"),
+    OperandSpec(format="nvfp4", rounding="rtz", block="2x16", hadamard=8),
 ]
-NAN_BLOCK = 255
 
 
 @cache
@@ -59,13 +66,22 @@ def check_block(shown: dict, block) -> None:
     assert shown["byte"] == block.scale.byte
     assert bytes(shown["packed"]) == block.packed
     assert shown["e"] == block.scale.unclamped
+    scale = block.scale
+    assert (number(shown["amax"]), number(shown["t"])) == (scale.tensor_amax, scale.tensor_scale)
+    assert number(shown["quotient"]) == scale.quotient
+    assert shown["neighbours"] == (None if scale.lower is None else shown["neighbours"])
+    if scale.lower is not None:
+        assert list(map(float, shown["neighbours"])) == [scale.lower, scale.upper]
     assert (None if shown["amaxAt"] < 0 else shown["amaxAt"]) == block.scale.amax_at
-    spoiled = block.scale.byte == NAN_BLOCK
+    spoiled = block.is_nan
     for got, e in zip(shown["elements"], block.elements, strict=True):
         assert (got["xBits"], got["sign"], got["code"]) == (e.x_bits, e.d, e.code)
         assert got["yBits"] == e.y_bits or (math.isnan(e.y) and got["yBits"] & 0x7FFFFFFF > 0x7F800000)
         assert got["kind"] == e.case.value
         if spoiled:
+            continue
+        if e.v is None:  # under a scale of 0
+            assert (math.isnan(number(got["v"])), e.element, scale.value) == (True, 0, 0)
             continue
         # The page keeps a scaled magnitude below the smallest normal float32, which the reference may replace by 0.
         assert same(got["v"], e.v) or abs(number(got["v"])) < 2**-126
@@ -77,7 +93,7 @@ def check_block(shown: dict, block) -> None:
     if block.sqnr_db is None or spoiled:
         assert shown["snr"] is None
     else:
-        assert math.isclose(number(shown["snr"]), block.sqnr_db, rel_tol=1e-9)
+        assert math.isclose(number(shown["snr"]), block.sqnr_db, rel_tol=1e-9, abs_tol=1e-9)
 
 
 @pytest.mark.parametrize("spec", TREATMENTS, ids=treatment_text)
@@ -89,6 +105,53 @@ def test_a_link_shows_the_block_that_python_explains(spec, axis):
         shown = page().call("shownAt", link.partition("#")[2])
         check_block(shown, explain_block(x, spec, STREAM, axis=axis, index=index, pad=True))
         assert page().call("shownAt", shown["again"]) == shown
+
+
+@pytest.mark.parametrize("amax", [0.0, 2.0**-149, 260.0, 2688.0, 3e38])
+def test_a_link_holds_the_amax_of_the_tensor(amax):
+    x = drawn(8)[:, :48]
+    for spec in (OperandSpec(format="nvfp4"), OperandSpec(format="nvfp4", rounding="sr", hadamard=32)):
+        for index in range(0, 192, 7):
+            link = explorer_link(x, spec, STREAM, index=index, pad=True, amax=amax)
+            assert f"&amax={np.float32(amax).view(np.uint32):08x}" in link
+            shown = page().call("shownAt", link.partition("#")[2])
+            check_block(shown, explain_block(x, spec, STREAM, index=index, pad=True, amax=amax))
+            assert page().call("shownAt", shown["again"]) == shown
+
+
+def test_without_an_amax_the_numbers_are_the_tensor():
+    x = drawn(9)[30, :64]
+    spec = OperandSpec(format="nvfp4", hadamard=64)  # all four blocks are one group, and so in each link
+    for index in range(4):
+        address, key, _ = explorer_link(x, spec, index=index).partition("#")[2].partition("&amax=")
+        assert key
+        check_block(page().call("shownAt", address), explain_block(x, spec, index=index))
+
+
+def test_a_treatment_names_only_what_differs_from_the_dialect_in_its_format():
+    assert treatment_text(OperandSpec(format="nvfp4")) == "ocp,format=nvfp4"
+    assert treatment_text(OperandSpec(format="nvfp4", block="16x16")) == "ocp,format=nvfp4,block=16x16"
+    assert treatment_text(OperandSpec(format="mxint8", scale_rule="rceil")) == "nvidia,format=mxint8"
+
+
+CHANGES = [
+    ("tseng,scale_rule=%3E%3D1.3,block=32x32,zero_scale=127", "nvfp4",
+     "tseng,format=nvfp4,scale_rule=nearest,block=16x16,zero_scale=56,prescale=false"),
+    ("ocp,format=nvfp4,rounding=sr,block=2x16,zero_scale=56", "mxint8",
+     "ocp,format=mxint8,rounding=sr,block=2x32,zero_scale=127"),
+    ("amd,format=mxfp8_e4m3", "mxint8", "amd,format=mxint8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "format", "after"), CHANGES)
+def test_another_format_keeps_the_choices_that_it_has(before, format, after):
+    made = page().call("inFormat", before, format)
+    assert made == page().call("inFormat", after, format)
+    assert link_text(made["text"]) == link_text(after)
+
+
+def link_text(treatment: str) -> dict:
+    return page().call("link.readTreatment", treatment)
 
 
 def test_rows_that_are_padded_keep_their_place_in_the_tensor():
@@ -168,6 +231,19 @@ def test_signs_of_no_operand_are_refused():
         ("operand=7", "operand = 7 is not one of fprop.x"),
         ("block=1", "block 1 does not exist"),
         ("others=1", "others is not a word"),
+        ("block=2&a=ocp,format=nvfp4", "block 2 does not exist"),
+        ("e=16&a=ocp,format=nvfp4", "e = 16 is above 15"),
+        ("amax=43820000", "no format here has one"),
+        ("amax=7f800000&a=ocp,format=nvfp4", "amax = inf is no finite magnitude"),
+        ("amax=c3820000&a=ocp,format=nvfp4", "amax = -260 is no finite magnitude"),
+        ("amax=1&a=ocp,format=nvfp4", "amax is not a word"),
+        ("a=amd,format=nvfp4", "nvfp4 has scales of UE4M3: scale_rule = even is not one of nearest"),
+        ("a=ocp,format=nvfp4,scale_rule=%3E1.5", "scale_rule = >1.5 is not one of nearest"),
+        ("a=ocp,scale_rule=nearest", "mxfp4 has scales of E8M0: scale_rule = nearest is not one of floor"),
+        ("a=ocp,format=nvfp4,prescale=true", "prescale is for powers of two"),
+        ("a=ocp,format=nvfp4,zero_scale=127", "zero_scale = 127 is not one of 0, 56"),
+        ("a=ocp,format=nvfp4,block=1x32", "block = 1x32 is not 1x16 or 16x16, for nvfp4"),
+        ("a=ocp,block=3x32", "block = 3x32 is not 1x32 or 32x32, for mxfp4"),
     ],
 )
 def test_the_page_refuses_addresses_that_mean_nothing(address, message):

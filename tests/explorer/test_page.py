@@ -19,7 +19,7 @@ from mxref.explain.link import EXPLORER, treatment_text
 from mxref.formats import BLOCK_FORMATS
 from mxref.steps.hadamard import SIZES
 from mxref.steps.rounding import Rounding
-from mxref.steps.scale import ScaleRule
+from mxref.steps.scale import EXPONENT_RULES
 from places import ROOT
 
 pytestmark = pytest.mark.skipif(
@@ -36,6 +36,9 @@ SPECS = [
     OperandSpec(format="mxfp8_e5m2", scale_rule="ceil", rounding="sr", sr_bits=20, prescale=True),
     OperandSpec(rounding="rtz", hadamard=16, sign_vector="+-" * 8),
     OperandSpec(block="32x32", hadamard=64, signs="fixed", zero_scale=127),
+    OperandSpec(format="mxint8", scale_rule="rceil", prescale=True),
+    OperandSpec(format="nvfp4", rounding="sr"),
+    OperandSpec(format="nvfp4", block="16x16", hadamard=32),
 ]
 BYTES = """(() => {
   const text = (node) => node.firstChild.textContent;
@@ -114,7 +117,7 @@ def test_two_treatments_are_compared_byte_by_byte(tab):
 
 CLICKS = [
     *(("format", name) for name in BLOCK_FORMATS),
-    *(("scale_rule", rule.value) for rule in ScaleRule),
+    *(("scale_rule", rule.value) for rule in EXPONENT_RULES),
     *(("rounding", rounding.value) for rounding in Rounding),
     *(("hadamard", str(n)) for n in (0, *SIZES)),
     ("prescale", "true"), ("zero_scale", "127"), ("block", "32x32"),
@@ -127,6 +130,9 @@ def test_every_choice_is_a_click(tab):
         # A stream of zeros is the page's own where the address names none.
         tab.show(explorer_link(x, "nvidia"))
         tab.run(f"document.querySelector('input[name={name}][value=\"{value}\"]').click()")
+        if value == "nvfp4":  # RCEIL is none of its rules
+            assert stored(tab) == block_text(explain_block(x, OperandSpec(format="nvfp4")))
+            continue
         field = {"true": True, "0": 0, "127": 127}.get(value, int(value) if name == "hadamard" else value)
         spec = OperandSpec(**{"scale_rule": "rceil", name: field})
         shown = explain_block(
@@ -134,10 +140,81 @@ def test_every_choice_is_a_click(tab):
         )
         assert stored(tab) == block_text(shown), (name, value)
         assert tab.run("document.querySelector('.tab.a code').textContent") == treatment_text(spec)
+    nvfp4 = [
+        ("scale_rule", "nearest"),
+        ("zero_scale", "56"),
+        *((f, v) for f, v in CLICKS if f in ("rounding", "hadamard")),
+    ]
+    for name, value in nvfp4:
+        tab.show(explorer_link(x[:16], OperandSpec(format="nvfp4"), amax=7))
+        tab.run(f"document.querySelector('input[name={name}][value=\"{value}\"]').click()")
+        spec = OperandSpec(**{"format": "nvfp4", name: int(value) if value.isdigit() else value})
+        shown = explain_block(x[:16], spec, Stream(0), pad=True, amax=7)
+        assert stored(tab) == block_text(shown), (name, value)
+        assert tab.run("document.querySelector('.tab.a code').textContent") == treatment_text(spec)
     for name, dialect in DIALECTS.items():
         tab.show(explorer_link(x, "nvidia"))
         tab.run(f"document.querySelector('[data-key=dialect-{name}]').click()")
         assert stored(tab) == block_text(explain_block(x, dialect.spec, Stream(0), pad=True))
+
+
+def test_choices_that_a_format_does_not_have_are_not_offered(tab):
+    x = drawn()[9, :16]
+    tab.show(explorer_link(x, OperandSpec(format="nvfp4")))
+    offered = tab.run(
+        "[...document.querySelectorAll('[data-name=scale_rule] input')].map((each) => each.value)"
+    )
+    assert offered == ["nearest"]
+    assert tab.run("document.querySelectorAll('input[name=prescale]').length") == 0
+    assert "Prescalerounding.prescalenot for NVFP4" in tab.run(
+        "document.querySelector('#treatment').textContent"
+    )
+    taken = tab.run(
+        "[...document.querySelectorAll('[data-key^=dialect-]')].filter((each) => !each.disabled)"
+        ".map((each) => each.textContent)"
+    )
+    assert taken == ["ocp"]
+    tab.show(explorer_link(np.pad(x, (0, 16)), OperandSpec()))
+    assert tab.run("document.querySelectorAll('[data-key=amax]').length") == 0
+
+
+def test_the_amax_of_the_tensor_is_an_input(tab):
+    x, spec = drawn()[32, :16], OperandSpec(format="nvfp4")
+    link = explorer_link(x, spec)
+    tab.show(link.partition("&amax=")[0])
+    for text, amax in (("260", 260), ("", None), ("0x43820000", 260), ("0", 0)):
+        tab.run(
+            f"(() => {{ const box = document.querySelector('[data-key=amax]'); box.value = '{text}';"
+            "box.dispatchEvent(new Event('change', { bubbles: true })); })()"
+        )
+        assert stored(tab) == block_text(explain_block(x, spec, amax=amax))
+    tab.run("new Promise((done) => setTimeout(done, 300))")
+    assert tab.run("location.hash").endswith("&amax=00000000")
+    tab.run(
+        "(() => { const box = document.querySelector('[data-key=amax]'); box.value = '-1';"
+        "box.dispatchEvent(new Event('change', { bubbles: true })); })()"
+    )
+    assert "no finite magnitude" in tab.run(
+        "document.querySelector('#treatment .wrong:not([hidden])').textContent"
+    )
+
+
+def test_ties_of_a_format_with_a_scale_of_the_tensor(tab):
+    tab.show(explorer_link(drawn()[9, :16], OperandSpec(format="nvfp4")))
+    tab.run("document.querySelector('[data-preset=ties]').click()")
+    assert tab.run("document.querySelectorAll('#elements .cell.tie').length") >= 12
+    assert stored(tab) == block_text(explain_block(words_of(tab), OperandSpec(format="nvfp4"), amax=2688))
+
+
+def test_blocks_of_two_lengths_begin_at_the_same_number(tab):
+    x = drawn()[30, :64]
+    spec = OperandSpec(hadamard=64)
+    tab.show(explorer_link(x, spec, index=1) + "&b=ocp,format=nvfp4&e=31&amax=40a00000")
+    assert stored(tab) == block_text(explain_block(x, spec, index=1))
+    assert stored(tab, "b") == block_text(explain_block(x, OperandSpec(format="nvfp4"), index=2, amax=5))
+    tab.run("document.querySelector('[data-key=side-b]').click()")
+    assert tab.run("document.querySelector('[data-shown]').dataset.shown") == "15"
+    assert "differ" in tab.run("document.querySelector('[data-verdict]').textContent")
 
 
 def centre(tab: Tab, selector: str) -> tuple[float, float, float]:
@@ -253,6 +330,17 @@ def test_a_block_of_the_picture_comes_with_its_place(tab):
     assert stored(tab) == block_text(explain_block(image, spec, Stream(9), index=row * 4 + block))
 
 
+def test_a_block_of_the_picture_comes_with_the_amax_of_the_picture(tab):
+    tab.show(HOME + "#x=3f800000&a=ocp,format=nvfp4")
+    tab.run("document.querySelector('.view').focus()")
+    tab.press("Enter")
+    tab.run("new Promise((done) => setTimeout(done, 300))")
+    amax = np.uint32(int(tab.run("location.hash").partition("&amax=")[2][:8], 16)).view(np.float32)
+    assert 0.9 < amax <= 1
+    block = words_of(tab)[:16]
+    assert stored(tab) == block_text(explain_block(block, OperandSpec(format="nvfp4"), amax=float(amax)))
+
+
 def test_an_address_that_means_nothing_is_said_to(tab):
     tab.show(HOME + "#x=12&a=ocp")
     assert "words of eight hexadecimal digits" in tab.run("document.querySelector('#problem').textContent")
@@ -269,6 +357,8 @@ def test_the_page_fits_and_is_readable(tab, width, dark):
     for name, address in (
         ("first", HOME), ("rotated", explorer_link(x, "tseng", STREAM, pad=True) + "&b=nvidia,format=mxfp8_e4m3"),
         ("nan", explorer_link(drawn()[3, 32:64], "amd")),
+        ("nvfp4", explorer_link(x[:16], OperandSpec(format="nvfp4"), amax=260 * float(np.abs(x).max()))),
+        ("mxint8", explorer_link(x, OperandSpec(format="mxint8")) + "&b=ocp,format=nvfp4"),
     ):  # fmt: skip
         tab.show(address, width, 900, dark)
         if width == 390:

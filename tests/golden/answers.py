@@ -10,7 +10,7 @@ import numpy as np
 import oracle
 import oracle.plan
 import oracle.random
-from differential import oracle_quantize_array
+from differential import oracle_quantize_tensor
 from mxref.formats import BlockFormat
 from mxref.vectors import Record, RecordOp
 from mxref.vectors.data import (
@@ -40,34 +40,45 @@ def answer(record: Record) -> dict[str, str]:
 
 def _scale(record: Record) -> dict[str, str]:
     amax = parse_words(record.inputs["amax"], None, record.id).tolist()
-    rule = record.inputs["rule"]
-    element = _element(record_format(record))
-    return {"scales": digits_text([oracle.shared_scale(a, rule, element) for a in amax], 2)}
+    rule, made = record.inputs["rule"], record_format(record)
+    element, scale = _element(made), _scale_format(made)
+    if not made.tensor_scale:
+        return {"scales": digits_text([oracle.shared_scale(a, rule, element) for a in amax], 2)}
+    given = _word(record, "tensor_amax")
+    tensor = oracle.tensor_scale(oracle.tensor_amax(amax) if given is None else given, element, scale)
+    scales = [oracle.nearest_scale(a, element, scale, tensor) for a in amax]
+    return {"scales": digits_text(scales, 2), "tensor_scale": words_text([tensor])}
 
 
 def _quantize(record: Record) -> dict[str, str]:
     i, spec, stream = record.inputs, record.spec, record_stream(record)
     where = {name: tuple(i[name]) for name in ("origin", "global_shape") if name in i}
-    codes, scales = oracle_quantize_array(
-        record_tensor(record), spec, stream, axis=i.get("axis", -1), pad=i.get("pad", False), **where
-    )
-    if spec.nonfinite.value == "raise" and (scales == oracle.NAN_BYTE).any():
-        return {"error": "nonfinite"}
+    codes, scales, tensor = oracle_quantize_tensor(
+        record_tensor(record), spec, stream, axis=i.get("axis", -1), pad=i.get("pad", False),
+        amax=_word(record, "tensor_amax"), **where,
+    )  # fmt: skip
     made = record_format(record)
+    if spec.nonfinite.value == "raise" and (scales == _scale_format(made).nan).any():
+        return {"error": "nonfinite"}
+    above = {} if tensor is None else {"tensor_scale": words_text([tensor])}
     if "x_seed" in i:
         packed = np.frombuffer(_packed(codes.reshape(-1).tolist(), made.element.bits), np.uint8)
-        return {"scales_sha256": digest(scales), "codes_sha256": digest(packed)}
-    return {"scales": digits_text(scales, 2), "codes": digits_text(codes, code_digits(made))}
+        return {"scales_sha256": digest(scales), "codes_sha256": digest(packed), **above}
+    return {"scales": digits_text(scales, 2), "codes": digits_text(codes, code_digits(made)), **above}
 
 
 def _dequantize(record: Record) -> dict[str, str]:
     i, made = record.inputs, record_format(record)
-    element = _element(made)
+    how = {
+        "element": _element(made),
+        "scale": _scale_format(made),
+        "tensor": _word(record, "tensor_scale"),
+    }
     scales = parse_digits(i["scales"], 2, None, record.id).tolist()
     codes = parse_digits(i["codes"], code_digits(made), None, record.id).tolist()
     value = oracle.dequantize_f32 if i["out"] == "float32" else oracle.dequantize_bf16
     left = 0 if i["out"] == "float32" else 16
-    bits = [value(scales[at // made.k], code, element) << left for at, code in enumerate(codes)]
+    bits = [value(scales[at // made.k], code, **how) << left for at, code in enumerate(codes)]
     shape = i.get("shape", [len(scales), made.k])
     axis = i.get("axis", len(shape) - 1)
     rows = [*shape[:axis], *shape[axis + 1 :]]
@@ -90,14 +101,19 @@ def _scaled_gemm(record: Record) -> dict[str, str]:
     i = record.inputs
     operands = [record_operand(record, name) for name in "ab"]
     a, b = map(_rows, operands)
-    how = [bool(q.prescale) for q in operands], [_element(q.format) for q in operands]
-    bits = [_sum(i["profile"], i["out"], row, column, *how) for row in a for column in b]
+    given = [_word(record, f"{name}_tensor_scale") for name in "ab"]
+    how = {
+        "prescaled": tuple(bool(q.prescale) for q in operands),
+        "elements": tuple(_element(q.format) for q in operands),
+        "scales": tuple(_scale_format(q.format) for q in operands),
+        "tensor_scales": tuple(oracle.ONE if t is None else t for t in given),
+    }
+    bits = [_sum(i["profile"], i["out"], row, column, how) for row in a for column in b]
     return {"c": words_text(bits)}
 
 
-def _sum(profile: str, out: str, row: Any, column: Any, prescaled: Any, elements: Any) -> int:
+def _sum(profile: str, out: str, row: Any, column: Any, how: dict[str, Any]) -> int:
     left = 16 if out == "bfloat16" else 0
-    how = {"prescaled": tuple(prescaled), "elements": tuple(elements)}
     if profile == "ordered":
         bits: int = oracle.gemm_ordered(row, column, **how)
         return oracle.f32_bits_to_bf16_bits(bits) << left if left else bits
@@ -108,6 +124,16 @@ def _sum(profile: str, out: str, row: Any, column: Any, prescaled: Any, elements
 def _element(made: BlockFormat) -> Any:
     """Return the oracle's own description of a format's element."""
     return oracle.ELEMENTS[made.element.name]
+
+
+def _scale_format(made: BlockFormat) -> Any:
+    """Return the oracle's own description of a format's scales."""
+    return oracle.SCALES[made.scale.name]
+
+
+def _word(record: Record, name: str) -> int | None:
+    """Return an input that is one word, None where the record has none."""
+    return int(record.inputs[name], 16) if name in record.inputs else None
 
 
 def _rows(operand: Any) -> list[list[tuple[int, list[int]]]]:

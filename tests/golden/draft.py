@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mxref.formats import MXFP4
 from mxref.steps.random import Stream, random_integers
-from mxref.steps.scale import ScaleRule
+from mxref.steps.scale import EXPONENT_RULES
 from mxref.vectors import KEYS, Record, RecordOp, Source
 from mxref.vectors.data import InputRule, digits_text, generated_bits, input_words, words_text
 
@@ -23,7 +23,7 @@ SIGN = 0x80000000
 FLT_MAX = 0x7F7FFFFF
 INFINITIES = (0x7F800000, 0xFF800000)
 NANS = (0x7FC00000, 0x7F800001, 0x7FFFFFFF, 0xFFC00000, 0xFF800001)
-RULES = tuple(rule.value for rule in ScaleRule)
+RULES = tuple(rule.value for rule in EXPONENT_RULES)
 NEAREST_AND_DOWN = ("rne", "rna", "rtz")
 TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 GRID = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -69,7 +69,7 @@ def quantization(
         names += ["hadamard.size", "hadamard.order", "hadamard.factor", "quantize.order"]
     if inputs.get("signs"):
         names += ["hadamard.signs", "hadamard.policy"]
-    if inputs.get("block") == "32x32":
+    if inputs.get("block"):
         names.append("scale.block.tile")
     x = None if words is None else words_text(words)
     return draft(RecordOp.QUANTIZE, id, names, note, rule=rule, rounding=rounding, x=x, **inputs)

@@ -1,6 +1,7 @@
 """Drafts of golden vectors of a block format: every operation that takes one, its grid and its rules' turns as data.
 
-The default format has files by chapter, older and longer; a file of this module holds another format whole.
+The default format has files by chapter, older and longer; a file of this module holds another format whole, under
+scales that are powers of two. Those with a mantissa have `nearest`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from golden.draft import (
     window,
 )
 from golden.products import dequantize, products
-from mxref.formats import BLOCK_FORMATS, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
+from mxref.formats import BLOCK_FORMATS, MXFP4_E1M2, MXFP8_E4M3, MXFP8_E5M2, MXINT8, BlockFormat
 from mxref.steps.random import Stream, random_integers
 from mxref.steps.rounding import MAX_SR_BITS
 from mxref.steps.scale import MANTISSA_BITS, MANTISSA_MASK, ScaleRule, bump_above
@@ -49,7 +50,7 @@ def drafts(made: BlockFormat) -> Iterator[Record]:
     yield from _whole(made)
     yield from dequantize(made)
     yield from products(made, made)
-    yield from _packing(made)
+    yield from packing(made)
     for other in _older(made):
         if other.k == made.k:
             yield from products(made, other)
@@ -61,10 +62,14 @@ def _older(made: BlockFormat) -> list[BlockFormat]:
     """Return the formats listed before this one: a new format leaves the files of older ones as they are."""
     formats = list(BLOCK_FORMATS.values())
     older = formats[: formats.index(made)]
-    return [*older, MXFP8_E5M2] if made is MXFP8_E4M3 else older  # these two came together
+    if made is MXFP8_E4M3:
+        return [*older, MXFP8_E5M2]  # these two came together
+    if made is MXFP4_E1M2:
+        return [each for each in older if each is not MXINT8]  # listed before it, and newer
+    return [*older, MXFP4_E1M2] if made is MXINT8 else older
 
 
-def _packing(made: BlockFormat) -> Iterator[Record]:
+def packing(made: BlockFormat) -> Iterator[Record]:
     """Every code, and bytes of any bits, where a code is no byte."""
     bits = made.element.bits
     if bits == 8:
@@ -81,7 +86,7 @@ def _packing(made: BlockFormat) -> Iterator[Record]:
     )  # fmt: skip
 
 
-def _quantization(
+def format_quantization(
     made: BlockFormat, id: str, clauses: list[str], note: str, words: Words | None, **inputs: Any
 ) -> Record:
     return quantization(f"{made.name}.{id}", clauses, note, words, format=made.name, **inputs)
@@ -109,7 +114,7 @@ def _special_blocks(made: BlockFormat) -> Iterator[Record]:
     normal = window(1, 122, k)
     for name, words in (("plus", np.zeros(k, np.uint32)), ("minus", np.full(k, SIGN, np.uint32))):
         for code in (0, 127):
-            yield _quantization(
+            yield format_quantization(
                 made, f"zero.{name}.{code}", ["scale.zero", "rounding.sign"], "an all-zero block", words,
                 zero_scale=code or None,
             )  # fmt: skip
@@ -117,16 +122,18 @@ def _special_blocks(made: BlockFormat) -> Iterator[Record]:
         spoiled = normal.copy()
         spoiled[at] = word
         words = np.concatenate([normal, spoiled, np.full(k, FLT_MAX, np.uint32)])
-        yield _quantization(
+        yield format_quantization(
             made, f"nonfinite.{word:08x}", ["scale.nonfinite", "conventions.inputs"],
             "one NaN or Inf spoils its whole block and no other, and makes no special code", words,
         )  # fmt: skip
-        yield _quantization(
+        yield format_quantization(
             made, f"nonfinite.{word:08x}.raise", ["scale.nonfinite"], "refused where the policy says so",
             words[: 2 * k], nonfinite="raise",
         )  # fmt: skip
     under = np.array([SIGN | 1 << at % 23 for at in range(k - 1)] + [0x3F800000], np.uint32)
-    yield _quantization(made, "underflow", ["rounding.sign"], "negative underflow keeps its sign", under)
+    yield format_quantization(
+        made, "underflow", ["rounding.sign"], "negative underflow keeps its sign", under
+    )
 
 
 def _rounding(made: BlockFormat) -> Iterator[Record]:
@@ -138,40 +145,40 @@ def _rounding(made: BlockFormat) -> Iterator[Record]:
     for e, mode in product((-127, 0, last), NEAREST_AND_DOWN):
         if mode != "rne" and e:
             continue
-        words = _blocks(made, around(_scaled(ties, e), 1), element.max_value, e, 3)
-        yield _quantization(
+        words = blocks_of(made, around(scaled(ties, e), 1), element.max_value, e, 3)
+        yield format_quantization(
             made, f"ties.{mode}.x{e:+04}", [f"rounding.{mode}", "rounding.scaled"],
             f"every tie and its neighbours at X = 2^{e}", words, rounding=mode,
         )  # fmt: skip
     for e, mode in ((-127, "rne"), (0, "rne"), (0, "rna"), (last, "rtz")):
-        undone = around(_scaled(ties / element.prescale, e), 1)
-        yield _quantization(
+        undone = around(scaled(ties / element.prescale, e), 1)
+        yield format_quantization(
             made, f"prescale.{mode}.x{e:+04}", ["rounding.prescale"], f"where the prescale meets a tie, at X = 2^{e}",
-            _blocks(made, undone, element.max_value, e, 4), rounding=mode, prescale=True,
+            blocks_of(made, undone, element.max_value, e, 4), rounding=mode, prescale=True,
         )  # fmt: skip
     turn = 2.0 ** (element.max_exponent + 1)
     step = element.max_value - element.magnitudes[-2]
     marks = [ties[-1], element.max_value, element.max_value + step / 2, (element.max_value + turn) / 2]
     above = around(bits_of(sorted({*marks, (element.max_value + 3 * turn) / 4})), 2)
-    words = _blocks(made, np.append(above, bits_of([turn]) - np.uint32(1)), element.max_value, 0, 5)
+    words = blocks_of(made, np.append(above, bits_of([turn]) - np.uint32(1)), element.max_value, 0, 5)
     for rule, mode in product(RULES, NEAREST_AND_DOWN):
-        yield _quantization(
+        yield format_quantization(
             made, f"saturate.{rule}.{mode}", ["rounding.saturate"], "between M and 2^(emax + 1)", words,
             rule=rule, rounding=mode,
         )  # fmt: skip
 
 
-def _scaled(values: Any, exponent: int) -> Words:
+def scaled(values: Any, exponent: int) -> Words:
     """Return the float32 bits of values times 2^exponent, rounded where float32 has too few bits."""
     bits: Words = np.ldexp(values, exponent).astype(np.float32).view(np.uint32)
     return bits
 
 
-def _blocks(made: BlockFormat, words: Words, largest: float, exponent: int, seed: int) -> Words:
+def blocks_of(made: BlockFormat, words: Words, largest: float, exponent: int, seed: int) -> Words:
     """Return words in blocks whose amax is `largest` times 2^exponent or more, in another order and with signs."""
     per_block = made.k - 1
     count = -(-words.size // per_block)
-    top = _scaled([largest], exponent)[0]
+    top = scaled([largest], exponent)[0]
     padded = np.concatenate([words, np.full(count * per_block - words.size, top, np.uint32)])
     blocks = [np.append(part, top) for part in padded.reshape(count, per_block)]
     return np.concatenate([mixed(block, seed + at) for at, block in enumerate(blocks)])
@@ -182,7 +189,7 @@ def _stochastic(made: BlockFormat) -> Iterator[Record]:
     element, k = made.element, made.k
     grid = np.array(element.magnitudes)
     points = grid[(grid > 0) & (grid <= 2.0**element.max_exponent)]
-    for bits in (1, 8, 16, 17, min(MANTISSA_BITS - element.mantissa_bits, MAX_SR_BITS)):
+    for bits in dict.fromkeys((1, 8, 16, 17, min(MANTISSA_BITS - element.precision, MAX_SR_BITS))):
         integers = random_integers(np.arange(2, dtype=np.int64), 0, 2 * k, 2 * k, _STREAM, bits)
         gap = np.arange(2 * k) * 5 % (len(points) - 1)
         at = points[gap] + np.diff(points)[gap] * np.ldexp((1 << bits) - integers.astype(np.float64), -bits)
@@ -190,12 +197,12 @@ def _stochastic(made: BlockFormat) -> Iterator[Record]:
         for name, words in (("up", up), ("down", up - np.uint32(1))):
             words = words.copy()
             words[:, ::k] = bits_of([2.0**element.max_exponent])
-            yield _quantization(
+            yield format_quantization(
                 made, f"sr.{bits:02}.{name}", ["rounding.sr", "random.elements"], "the thresholds of SR at X = 1",
                 words.reshape(-1), rounding="sr", sr_bits=bits if bits != 16 else None, shape=[2, 2 * k],
                 **stream_inputs(_STREAM),
             )  # fmt: skip
-    yield _quantization(
+    yield format_quantization(
         made, "sr.prescale", ["rounding.prescale", "rounding.sr"], "SR of prescaled elements",
         window(23, 121, 4 * k), rounding="sr", prescale=True, shape=[2, 2 * k], **stream_inputs(_STREAM),
     )  # fmt: skip
@@ -205,22 +212,22 @@ def _whole(made: BlockFormat) -> Iterator[Record]:
     """Axes, padding, tiles, narrow inputs, transforms, and digests of larger tensors."""
     k = made.k
     for rule, mode in product(RULES, NEAREST_AND_DOWN):
-        yield _quantization(
+        yield format_quantization(
             made, f"drawn.{rule}.{mode}", [f"rounding.{mode}", "rounding.scaled"], "every rule with every rounding",
             np.concatenate([window(21, 121, k), window(22, 1, k)]), rule=rule, rounding=mode,
         )  # fmt: skip
     for name, shape, axis, pad in (("axis0", [2 * k, 3], 0, None), ("pad", [3, k + 1], 1, True)):
         clauses = ["quantize.axis", *(["quantize.padding"] if pad else [])]
-        yield _quantization(
+        yield format_quantization(
             made, f"place.{name}", clauses, "the block axis is stored last",
             window(31, 120, int(np.prod(shape))), shape=shape, axis=axis, pad=pad,
         )  # fmt: skip
     tile = window(17, 119, k * 2 * k)
-    yield _quantization(
+    yield format_quantization(
         made, "tile.rceil", ["scale.block.tile", "scale.amax"], "one byte for a tile, stored in each row",
         tile, rule="rceil", block="32x32", shape=[k, 2 * k],
     )  # fmt: skip
-    yield _quantization(
+    yield format_quantization(
         made, "rht064", ["linear.rotation"], "random signs and a transform before the scale", window(53, 121, 128),
         rule="rceil", hadamard=64, signs="per_step_layer", shape=[2, 64], **stream_inputs(_STREAM),
     )  # fmt: skip
@@ -230,7 +237,7 @@ def _whole(made: BlockFormat) -> Iterator[Record]:
         *((rule, "rtz", {"shape": [2 * k, 3 * k], "block": "32x32"}) for rule in RULES),
     ]  # fmt: skip
     for number, (rule, mode, where) in enumerate(large):
-        yield _quantization(
+        yield format_quantization(
             made, f"digest.{rule}.{mode}", [], "a tensor made from a seed", None, rule=rule, rounding=mode,
             x_rule="ladder", x_seed=hex64(number), **where,
         )  # fmt: skip

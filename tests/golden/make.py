@@ -1,4 +1,4 @@
-"""Golden vectors made: inputs from the drafts of `elements`, `tensors` and `stored`, results from the oracle.
+"""Golden vectors made: inputs from the drafts of modules such as `elements` and `formats`, results from the oracle.
 
 A record is written only where the oracle computed it and the reference agreed, so no vector is the output of
 the code that it tests.
@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from golden import elements, formats, stored, tensors
+from golden import elements, formats, nearest, stored, tensors
 from golden.answers import answer
 from mxref.errors import FileFormatError
 from mxref.formats import BLOCK_FORMATS
@@ -61,7 +61,8 @@ def _drafts(chapter: str) -> tuple[str, Callable[[], Iterator[Record]]]:
     if chapter not in FORMAT_CHAPTERS:
         return _DRAFTS[chapter]
     made = BLOCK_FORMATS[chapter]
-    return f"{made.title}: every operation that takes a block format", partial(formats.drafts, made)
+    drafts = formats.drafts if made.scale.powers else nearest.drafts
+    return f"{made.title}: every operation that takes a block format", partial(drafts, made)
 
 
 def generate(chapter: str, oracle: Answer = answer) -> str:

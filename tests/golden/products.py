@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from golden.draft import draft
-from mxref.formats import BlockFormat, ElementFormat
+from mxref.formats import BlockFormat, ElementFormat, Negatives
 from mxref.vectors import DEFAULT, Record, RecordOp
-from mxref.vectors.data import code_of, digits_text, input_words
+from mxref.vectors.data import code_of, digits_text, input_words, words_text
 
 Rows = list[list[tuple[int, list[int]]]]
 """Rows of an operand: blocks of a scale code and their element codes, zeros where they end."""
@@ -27,6 +27,11 @@ def dequantize(made: BlockFormat) -> Iterator[Record]:
         6: ("formats.fp6", "packing.sixes"),
         8: ("formats.fp8", "packing.bytes"),
     }[element.bits]
+    if element.negatives is Negatives.TWOS_COMPLEMENT:
+        of_element = "formats.int8"
+    if not made.scale.powers:
+        yield from _under_tensor_scales(made, [of_element, "formats.scale", "dequantize.value"])
+        return
     clauses = ["formats.e8m0", of_element, "dequantize.value"]
     asked = {"float32": (0, 1, 126, 127, 128, 200, 247, 253, 254, 255), "bfloat16": (0, 127, 247, 254)}
     for out, scales in asked.items():
@@ -42,10 +47,46 @@ def dequantize(made: BlockFormat) -> Iterator[Record]:
             )  # fmt: skip
 
 
+def _under_tensor_scales(made: BlockFormat, clauses: list[str]) -> Iterator[Record]:
+    """Every code under every scale code, then under some of them and scales of tensors from end to end."""
+    scale, codes = made.scale, digits_text(range(1 << made.element.bits), -(-made.element.bits // 4))
+    some = [0, 1, 3, 7, 8, 9, 21, scale.one_code, 63, 90, scale.max_code, scale.nan_code, 0xB8, 255]
+    asked = [("float32", 0x3F800000, list(range(256))), ("bfloat16", 0x3F800000, some)]
+    asked += [(out, tensor, some) for out in ("float32", "bfloat16") for tensor in _TENSOR_SCALES]
+    for out, tensor, scales in asked:
+        yield draft(
+            RecordOp.DEQUANTIZE, f"{made.name}.{out}.{tensor:08x}", [*clauses, "dequantize.nan", "packing.scales"],
+            "every code under these scale codes and this scale of the tensor", out=out, format=made.name,
+            tensor_scale=words_text([tensor]), scales=digits_text(scales, 2), codes=codes * len(scales),
+        )  # fmt: skip
+
+
+_TENSOR_SCALES = (
+    0x3DCCCCCD,
+    0x39C30C31,
+    0x00000001,
+    0x00000003,
+    0x007FFFFF,
+    0x00C30C31,
+    0x76C30C31,
+    0x7F7FFFFF,
+)
+"""Words of scales of tensors, subnormal ones too, and such that large values overflow."""
+
+_TENSOR_PAIRS = (
+    (0x3F800000, 0x3F800000), (0x39C30C31, 0x3DCCCCCD), (0x7F000000, 0x00800001), (0x00800001, 0x7F000000),
+    (0x20000003, 0x1F000005),
+)  # fmt: skip
+"""Words of the scales of two tensors, such that the order of the last products shows."""
+
+
 def products(a: BlockFormat, b: BlockFormat) -> Iterator[Record]:
     """Products of the file: of two operands of its own format, or of one with another format."""
     own = a if a.name != DEFAULT else b
     answers = [("exact", "float32"), ("ordered", "float32"), ("ordered", "bfloat16")]
+    if not a.scale.powers:
+        yield from _scaled_products(a, b)
+        return
     for name, (clauses, note, left, right) in _operands(a, b).items():
         for profile, out in answers if name == "drawn" else answers[:2]:
             for prescaled in product((None, True), repeat=2) if name == "drawn" else [(None, None)]:
@@ -59,6 +100,22 @@ def products(a: BlockFormat, b: BlockFormat) -> Iterator[Record]:
                     a_format=a.name if a.name != DEFAULT else None, b_format=b.name if b.name != DEFAULT else None,
                     a_prescale=prescaled[0], b_prescale=prescaled[1], **_stored(a, "a", left), **_stored(b, "b", right),
                 )  # fmt: skip
+
+
+def _scaled_products(a: BlockFormat, b: BlockFormat) -> Iterator[Record]:
+    """Products under scales of tensors: all pairs of these for drawn operands, ones for others."""
+    answers = [("exact", "float32"), ("ordered", "float32"), ("ordered", "bfloat16"), ("exact", "bfloat16")]
+    operands = _operands(a, b)
+    for name, (clauses, note, left, right) in operands.items():
+        pairs = list(enumerate(_TENSOR_PAIRS)) if name in ("drawn", "apart") else [(0, _TENSOR_PAIRS[0])]
+        for (number, tensors), (profile, out) in product(pairs, answers):
+            yield draft(
+                RecordOp.SCALED_GEMM, f"{a.name}.gemm.{name}.{number}.{profile}.{out}",
+                [*clauses, "gemm.tensor_scale", "gemm.output", f"gemm.{profile}", "gemm.block_dot"], note,
+                profile=profile, out=out, m=len(left), n=len(right), k=a.k * len(left[0]), a_format=a.name,
+                b_format=b.name, a_tensor_scale=words_text([tensors[0]]), b_tensor_scale=words_text([tensors[1]]),
+                **_stored(a, "a", left), **_stored(b, "b", right),
+            )  # fmt: skip
 
 
 def _stored(made: BlockFormat, name: str, rows: Rows) -> dict[str, Any]:
@@ -91,20 +148,23 @@ def _operands(a: BlockFormat, b: BlockFormat) -> dict[str, tuple[list[str], str,
             [(scale, [code_of(v, made.element) for v in values]) for scale, values in row] for row in rows
         ]
 
+    assert a.scale == b.scale
+    one, nan = a.scale.one_code, a.scale.nan_code
+    near = one - (5 << a.scale.mantissa_bits), 8 << a.scale.mantissa_bits  # eight binades around 1
     largest = a.element.max_value, b.element.max_value
     least = a.element.magnitudes[1], b.element.magnitudes[1]
     found = {
-        "drawn": ([], "blocks that matter to each other", _drawn(a, 5, 3, 4, 122, 8), _drawn(b, 6, 4, 4, 122, 8)),
-        "apart": ([], "blocks of all magnitudes", _drawn(a, 7, 4, 4, 0, 255), _drawn(b, 8, 4, 4, 0, 255)),
+        "drawn": ([], "blocks that matter to each other", _drawn(a, 5, 3, 4, *near), _drawn(b, 6, 4, 4, *near)),
+        "apart": ([], "blocks of all magnitudes", _drawn(a, 7, 4, 4, 0, nan), _drawn(b, 8, 4, 4, 0, nan)),
         "cancel": (
             ["gemm.block_dot"], "a small product between large ones that cancel",
-            blocks(a, [(127, (largest[0], least[0], -largest[0]))], [(127, (-largest[0], largest[0], least[0]))]),
-            blocks(b, [(127, (largest[1], least[1], largest[1]))], [(127, (largest[1], largest[1], -least[1]))]),
+            blocks(a, [(one, (largest[0], least[0], -largest[0]))], [(one, (-largest[0], largest[0], least[0]))]),
+            blocks(b, [(one, (largest[1], least[1], largest[1]))], [(one, (largest[1], largest[1], -least[1]))]),
         ),
         "nan": (
             ["gemm.nan"], "a NaN block gives NaN in its row or column and nowhere else",
-            blocks(a, [(255, ()), (127, (1.0,))], [(127, (1.0,)), (127, (1.0,))]),
-            blocks(b, [(127, (1.0,)), (127, (1.0,))], [(127, (1.0,)), (255, ())]),
+            blocks(a, [(nan, ()), (one, (1.0,))], [(one, (1.0,)), (one, (1.0,))]),
+            blocks(b, [(one, (1.0,)), (one, (1.0,))], [(one, (1.0,)), (nan, ())]),
         ),
     }  # fmt: skip
     if a == b and a.element.mantissa_bits:  # without a mantissa there is no 3
@@ -112,17 +172,24 @@ def _operands(a: BlockFormat, b: BlockFormat) -> dict[str, tuple[list[str], str,
         ones = 2.0**high, 2.0 ** max(high - 12, a.element.unit_exponent)
         found["tie"] = (
             ["gemm.block_dot"], "half a unit of the accumulator, and a little more or less",
-            blocks(a, *([(127, (*ones, sign * least[0]))] for sign in (1, -1))),
-            blocks(b, *([(127, (ones[0], odd * ones[1], least[1]))] for odd in (1, 3))),
+            blocks(a, *([(one, (*ones, sign * least[0]))] for sign in (1, -1))),
+            blocks(b, *([(one, (ones[0], odd * ones[1], least[1]))] for odd in (1, 3))),
+        )  # fmt: skip
+    if not a.scale.powers:
+        high, low = a.scale.values.index(128.0), 1  # products of 2^14 and 2^-18
+        found["half"] = (
+            ["gemm.block_dot"], "half a unit of the accumulator, which a later block decides",
+            blocks(a, *([(high, (1.0,)), (low, (4.0,) * 16), (low, (sign * least[0],))] for sign in (1, -1))),
+            blocks(b, *([(high, (1.0,)), (low * odd, (4.0,) * 16), (low, (least[1],))] for odd in (1, 3))),
         )  # fmt: skip
     special = _special_codes(a.element)
     if special:
-        one = [code_of(1.0, b.element)] * b.k
+        plus = [code_of(1.0, b.element)] * b.k
         found["special"] = (
             ["gemm.special"], "codes of NaN and Inf: IEEE arithmetic on what they are",
             [[(127, [0, code]), (127, [0, code_of(1.0, a.element)])] for code in special]
             + [[(127, [special[0], special[-1]]), (0, [])]],
-            [[(127, one)] * 2, [(127, [code | b.element.sign for code in one]), (0, one)], [(127, []), (127, one)]],
+            [[(127, plus)] * 2, [(127, [code | b.element.sign for code in plus]), (0, plus)], [(127, []), (127, plus)]],
         )  # fmt: skip
     return found
 

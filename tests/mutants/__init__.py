@@ -11,6 +11,7 @@ from mutants.layout_faults import LAYOUT_MUTANTS
 from mutants.misleading_faults import BLAME_MUTANTS
 from mutants.mutant import Mutant
 from mutants.mxfp8_faults import MXFP8_MUTANTS
+from mutants.nvfp4_faults import NVFP4_MUTANTS
 from mutants.random_faults import RANDOM_MUTANTS
 from mutants.run_faults import RUN_MUTANTS
 from mutants.scale_faults import SCALE_MUTANTS
@@ -20,6 +21,6 @@ from mutants.transform_faults import TRANSFORM_MUTANTS
 
 MUTANTS: tuple[Mutant, ...] = (
     *SCALE_MUTANTS, *ELEMENT_MUTANTS, *LAYOUT_MUTANTS, *RANDOM_MUTANTS, *TRANSFORM_MUTANTS, *STORED_MUTANTS,
-    *FUSED_MUTANTS, *SIZE_MUTANTS, *BLAME_MUTANTS, *MXFP8_MUTANTS, *RUN_MUTANTS,
+    *FUSED_MUTANTS, *SIZE_MUTANTS, *BLAME_MUTANTS, *MXFP8_MUTANTS, *NVFP4_MUTANTS, *RUN_MUTANTS,
 )  # fmt: skip
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

@@ -40,4 +40,5 @@ def array_key(x: NDArray[Any]) -> tuple[Hashable, ...]:
 
 def operand_key(q: MXArray) -> tuple[Hashable, ...]:
     """Return a key of what a product reads of an operand."""
-    return q.format, q.prescale, *array_key(q.codes), *array_key(q.scales)
+    tensor = b"" if q.tensor_scale is None else q.tensor_scale.tobytes()
+    return q.format, q.prescale, tensor, *array_key(q.codes), *array_key(q.scales)

@@ -87,7 +87,7 @@ class TilesByRow(Staged):
 
     def amax(self, bits, v, spec):
         amax = super().amax(bits, v, spec)
-        return np.roll(amax, 1, axis=1) if spec.block.value == "32x32" and self.plan_now.axis == 0 else amax
+        return np.roll(amax, 1, axis=1) if spec.block.is_tile and self.plan_now.axis == 0 else amax
 
 
 BLAME_MUTANTS = (

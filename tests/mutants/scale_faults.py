@@ -7,7 +7,7 @@ import numpy as np
 
 from mutants.mutant import Mutant
 from mutants.staged import INF, Staged, staged
-from mxref import BlockShape, Rounding, ScaleRule
+from mxref import Rounding, ScaleRule
 from mxref.formats import E2M1
 from mxref.steps.rounding import round_magnitude
 from mxref.steps.scale import magnitude_bits, scale_code
@@ -68,9 +68,7 @@ def signed_max(self, bits, v, spec):
     largest = v.reshape(bits.shape).max(axis=-1)
     negative = (largest <= 0) | np.isnan(largest)
     return (
-        np.where(negative, amax, np.maximum(magnitude_bits(largest), 1))
-        if spec.block is BlockShape.ROW
-        else amax
+        np.where(negative, amax, np.maximum(magnitude_bits(largest), 1)) if not spec.block.is_tile else amax
     )
 
 

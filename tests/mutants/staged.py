@@ -11,17 +11,18 @@ import ml_dtypes
 import numpy as np
 
 from mutants.kept_answers import answered, array_key, operand_key
-from mxref import BlockShape, Capabilities, GemmProfile, MXArray
+from mxref import Capabilities, GemmProfile, MXArray
 from mxref import hadamard as transform
 from mxref.block_dots import block_dots
-from mxref.formats import E2M1, MXFP4
+from mxref.formats import E2M1, MXFP4, Negatives
 from mxref.gemm import prescale_product
 from mxref.layouts.packed import pack
 from mxref.reference import ReferenceBackend
 from mxref.steps.hadamard import Rotation
+from mxref.steps.quotient import TensorScale, quotient, scale_code_of_quotient
 from mxref.steps.random import random_integers
 from mxref.steps.rounding import apply_prescale, round_magnitude
-from mxref.steps.scale import magnitude_bits, scale_code, scale_exponent
+from mxref.steps.scale import magnitude_bits, scale_code, scale_exponent, scale_value
 
 GRID = np.array(E2M1.magnitudes)
 
@@ -47,13 +48,14 @@ class Staged(ReferenceBackend):
         self.plan_now, self.dtype_now = plan, x.dtype
         if self.changed:
             return self._in_stages(x, plan)
-        return answered((plan, array_key(x)), lambda: self._in_stages(x, plan))
+        tensor = b"" if plan.tensor_scale is None else plan.tensor_scale.tobytes()
+        return answered((plan, tensor, array_key(x)), lambda: self._in_stages(x, plan))
 
     def _in_stages(self, x, plan):
-        spec = plan.spec
+        spec, k = plan.spec, plan.format.k
         v = np.moveaxis(x, plan.axis, -1)
         v = self.rows(self.widen(v), plan)
-        bits = magnitude_bits(v).reshape(len(v), plan.length // 32, 32)
+        bits = magnitude_bits(v).reshape(len(v), plan.length // k, k)
         amax = self.amax(bits, v, spec)  # [rows, blocks]
         spoiled = self.spoiled(amax, bits, spec)
         scales = self.scale(np.where(spoiled, np.uint32(0), amax), spec)
@@ -68,7 +70,7 @@ class Staged(ReferenceBackend):
         codes = self.sign(codes, np.signbit(v).reshape(bits.shape))
         codes, scales = self.nan(codes, scales, spoiled, v.reshape(bits.shape))
         shape = (*plan.rows_shape, plan.length)
-        return self.pack(codes.reshape(shape)), scales.reshape(*shape[:-1], plan.length // 32)
+        return self.pack(codes.reshape(shape)), scales.reshape(*shape[:-1], plan.length // k)
 
     @property
     def element(self):
@@ -89,21 +91,33 @@ class Staged(ReferenceBackend):
 
     def amax(self, bits, v, spec):
         amax = bits.max(axis=-1)
-        if spec.block is BlockShape.TILE:
-            tiles = amax.reshape(len(amax) // 32, 32, amax.shape[-1]).max(axis=1)
-            amax = np.repeat(tiles, 32, axis=0)
+        if spec.block.is_tile:
+            rows = spec.block.rows
+            tiles = amax.reshape(len(amax) // rows, rows, amax.shape[-1]).max(axis=1)
+            amax = np.repeat(tiles, rows, axis=0)
         return amax
 
     def spoiled(self, amax, bits, spec):
         return amax >= INF
 
     def scale(self, amax, spec):
-        return scale_code(amax, spec.scale_rule, spec.format.element)
+        if spec.format.scale.powers:
+            return scale_code(amax, spec.scale_rule, spec.format.element)
+        return scale_code_of_quotient(amax.view(np.float32), spec.format, self.tensor)
+
+    @property
+    def tensor(self):
+        plan = self.plan_now
+        return TensorScale(plan.tensor_amax[0], plan.tensor_scale[0])
 
     def zero(self, spec):
         return spec.zero_scale
 
     def scaled(self, magnitude, scales):
+        made = self.plan_now.format
+        if not made.scale.powers:
+            each = np.broadcast_to(scales[..., None], magnitude.shape)
+            return quotient(magnitude, each, made, self.tensor)
         return np.ldexp(magnitude.astype(np.float64), -scale_exponent(scales)[..., None]).astype(np.float32)
 
     def prescale(self, v):
@@ -125,12 +139,14 @@ class Staged(ReferenceBackend):
         return round_magnitude(v, spec.rounding, spec.format.element, random, spec.sr_bits)
 
     def sign(self, codes, negative):
+        if self.element.negatives is Negatives.TWOS_COMPLEMENT:
+            return np.where(negative, -codes, codes)
         return codes | negative.astype(np.uint8) * np.uint8(self.element.sign)
 
     def nan(self, codes, scales, spoiled, v):
-        return np.where(spoiled[..., None], 0, codes).astype(np.uint8), np.where(spoiled, 255, scales).astype(
-            np.uint8
-        )
+        nan_code = self.plan_now.format.scale.nan_code
+        scales = np.where(spoiled, nan_code, scales).astype(np.uint8)
+        return np.where(spoiled[..., None], 0, codes).astype(np.uint8), scales
 
     def pack(self, codes):
         return pack(codes, self.element)
@@ -146,8 +162,8 @@ class Staged(ReferenceBackend):
 
     def _product_in_stages(self, a, b, profile, out_dtype):
         with np.errstate(all="ignore"):
-            acc = self.accumulate(a, b) * self.undo_of(a, b)
-            out = self.narrow(acc.astype(np.float32), out_dtype)
+            acc = (self.accumulate(a, b) * self.undo_of(a, b)).astype(np.float32)
+            out = self.narrow(self.tensor_scaled(acc, a, b), out_dtype)
         spoiled = self.nan_rows(a, b)
         out[spoiled] = np.nan
         return out
@@ -174,11 +190,17 @@ class Staged(ReferenceBackend):
     def undo(self, prescaled):
         return (np.float32(1), np.float32(4 / 3), np.float32(16 / 9))[prescaled]
 
+    def tensor_scaled(self, acc, a, b):
+        for q in (a, b):
+            acc = acc if q.tensor_scale is None else acc * q.tensor_scale[0]
+        return acc
+
     def narrow(self, acc, out_dtype):
         return acc if out_dtype == "float32" else acc.astype(ml_dtypes.bfloat16)
 
     def nan_rows(self, a, b):
-        return (a.scales == 255).any(axis=1)[:, None] | (b.scales == 255).any(axis=1)
+        spoiled_a, spoiled_b = (np.isnan(scale_value(q.scales, q.format.scale)).any(axis=1) for q in (a, b))
+        return spoiled_a[:, None] | spoiled_b
 
 
 def staged(**stages: Any) -> Callable[[], ReferenceBackend]:

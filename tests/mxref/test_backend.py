@@ -147,7 +147,10 @@ def test_formats_are_those_of_the_specification():
     for name, value in named.items():
         assert getattr(formats, name) is formats.FORMATS[value]
         assert str(formats.FORMATS[value]) == value
-    of_element = re.findall(r"`(\w+)`", text.partition("Its `element`")[2].replace("`formats.element`", ""))
-    assert len(of_element) == 12
+    of_element = re.findall(
+        r"`(\w+)`",
+        text.partition("Its `element`")[2].partition("Its `scale`")[0].replace("`formats.element`", ""),
+    )
+    assert len(of_element) == 13
     for block_format in formats.BLOCK_FORMATS.values():
         assert not [name for name in of_element if not hasattr(block_format.element, name)]

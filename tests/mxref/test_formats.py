@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import oracle
+from mxref import OperandSpec, dequantize, quantize
 from mxref.errors import RecipeError
 from mxref.formats import (
     BF16,
@@ -22,15 +23,19 @@ from mxref.formats import (
     E8M0,
     FORMATS,
     FP8,
+    INT8,
     MXFP4,
     MXFP4_E1M2,
     MXFP6_E2M3,
     MXFP6_E3M2,
     MXFP8_E4M3,
     MXFP8_E5M2,
+    MXINT8,
+    NVFP4,
+    UE4M3,
+    UE5M3,
     BlockFormat,
     ElementFormat,
-    ScaleFormat,
     Specials,
 )
 
@@ -93,6 +98,30 @@ def test_a_format_without_mantissa_has_powers_of_two():
     assert (powers.bits, powers.max_exponent, powers.prescale, powers.dtype) == (4, 4, 0.5, None)
 
 
+@pytest.mark.clause("formats.int8")
+def test_every_code_of_int8_has_the_oracle_s_value():
+    same = oracle.ELEMENTS["INT8"]
+    assert list(INT8.values) == [same.value(code) for code in range(256)]
+    assert list(INT8.magnitudes) == same.grid
+    assert (INT8.max_code, INT8.max_exponent, INT8.precision) == (same.top, same.largest_exponent, 6)
+    assert INT8.prescale == same.prescale
+
+
+@pytest.mark.clause("formats.scale", "formats.e8m0")
+@pytest.mark.parametrize("scale", [E8M0, UE4M3, UE5M3], ids=lambda scale: scale.name)
+def test_every_byte_of_a_scale_has_the_oracle_s_value(scale):
+    same = oracle.SCALES[scale.name]
+    want = [oracle.scale_value(byte, same) for byte in range(256)]
+    assert [None if np.isnan(value) else value for value in scale.values] == want
+    assert (scale.nan_code, scale.one_code, scale.max_value) == (same.nan, same.one, same.largest)
+
+
+@pytest.mark.clause("formats.nvfp4", "formats.mxint8", evidence="known answer")
+def test_nvfp4_and_mxint8():
+    assert (NVFP4.element, NVFP4.scale, NVFP4.k, NVFP4.tensor_scale) == (E2M1, UE4M3, 16, True)
+    assert (MXINT8.element, MXINT8.scale, MXINT8.k, MXINT8.tensor_scale) == (INT8, E8M0, 32, False)
+
+
 @pytest.mark.clause("formats.e1m2", evidence="known answer")
 def test_the_grid_of_e1m2_is_uniform():
     assert E1M2.values == tuple(sign * code / 4 for sign in (1, -1) for code in range(8))
@@ -138,13 +167,16 @@ def test_a_copy_of_an_unregistered_format_is_equal_to_it():
 
 @pytest.mark.clause("formats.mxfp4")
 @pytest.mark.parametrize(
-    "scale",
-    [ScaleFormat("E4M3", 7, -6, 8, 127, "float8_e4m3fn"), replace(E8M0, bias=126)],
-    ids=["E4M3", "bias"],
+    ("numbers", "problem"), [({"k": 24}, "k = 24"), ({"k": 2}, "k = 2"), ({"tensor_scale": True}, "E8M0")]
 )
-def test_a_block_format_of_another_scale_is_refused_where_it_is_made(scale):
-    for make in (lambda: BlockFormat("mine", E2M1, scale, k=16), lambda: replace(MXFP4, scale=scale)):
-        with pytest.raises(
-            RecipeError, match=rf"scale format {scale.name} is not supported; use E8M0, as in"
-        ):
-            make()
+def test_a_block_format_that_means_nothing_is_refused_where_it_is_made(numbers, problem):
+    with pytest.raises(RecipeError, match=problem):
+        replace(MXFP4, name="mine", **numbers)
+
+
+@pytest.mark.clause("scale.clamp")
+def test_powers_of_two_of_another_bias_are_read_whole():
+    shifted = replace(MXFP4, name="mine", scale=replace(E8M0, name="E8M0B126", bias=126))
+    x = np.full((1, 32), 6.0, np.float32)
+    assert quantize(x, OperandSpec(format=shifted)).scales == quantize(x).scales - 1
+    assert np.array_equal(dequantize(quantize(x, OperandSpec(format=shifted))), x)

@@ -15,15 +15,17 @@ from mxref import MXArray, OperandSpec, quantize, scaled_gemm
 from mxref.block_dots import block_dots
 from mxref.conformance.checks.gemms import spanning
 from mxref.errors import DtypeError, RecipeError, ShapeError
-from mxref.formats import BLOCK_FORMATS, E2M1, MXFP4, MXFP8_E4M3, MXFP8_E5M2
+from mxref.formats import BLOCK_FORMATS, E2M1, MXFP4, MXFP8_E4M3, MXFP8_E5M2, MXINT8
 from mxref.gemm import bounded_tolerance
 from mxref.layouts.packed import pack, unpack
 
-_FORMATS = list(BLOCK_FORMATS.values())
+_FORMATS = [made for made in BLOCK_FORMATS.values() if made.scale.powers]
 PAIRS = [
     (MXFP4, MXFP4),
     *zip(_FORMATS, _FORMATS[1:] + _FORMATS[:1], strict=True),
     (MXFP8_E5M2, MXFP8_E5M2),
+    (MXINT8, MXINT8),
+    (MXINT8, MXFP8_E5M2),
 ]
 """Every format on either side once, and the widest products; the conformance suite asks for all pairs."""
 EVERY_PAIR = pytest.mark.parametrize("formats", PAIRS, ids=lambda pair: "-".join(map(str, pair)))

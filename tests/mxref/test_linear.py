@@ -7,7 +7,6 @@ import pytest
 from mxref import (
     GemmRole,
     OperandSpec,
-    ScaleRule,
     Stream,
     dequantize,
     get_backend,
@@ -17,6 +16,7 @@ from mxref import (
 )
 from mxref.placement import Placement
 from mxref.recipe_files import recipe_from_table
+from mxref.steps.scale import EXPONENT_RULES
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((96, 64)).astype(np.float32)  # [tokens, inputs]
@@ -95,7 +95,7 @@ def test_the_backward_operand_is_made_of_the_values_of_fprops(role, a, b, axis, 
 
 
 @pytest.mark.clause("linear.source", evidence="known answer")
-@pytest.mark.parametrize("rule", ScaleRule)
+@pytest.mark.parametrize("rule", EXPONENT_RULES)
 def test_tiles_that_fprop_quantized_are_quantized_without_a_change(rule):
     spec = OperandSpec(block="32x32", scale_rule=rule)
     w = np.random.default_rng(4).standard_t(2, (256, 192)).astype(np.float32)

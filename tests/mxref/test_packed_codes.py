@@ -105,5 +105,5 @@ def test_ml_dtypes_reads_the_values_of_mxfp8_and_mxfp6(block_format):
 @pytest.mark.clause("packing.exchange", evidence="known answer")
 def test_a_format_that_ml_dtypes_lacks_is_refused():
     powers = ElementFormat("E3M0", 3, 0, bias=3, specials=Specials.NONE)
-    with pytest.raises(DtypeError, match="no type for E3M0, the element of MXE3M0"):
+    with pytest.raises(DtypeError, match="no type for E3M0 of MXE3M0"):
         to_ml_dtypes(np.zeros(16, np.uint8), np.zeros(1, np.uint8), BlockFormat("mxe3m0", powers, E8M0, 32))

@@ -23,18 +23,20 @@ from mxref import (
     quantize,
 )
 from mxref.errors import DtypeError, NonfiniteError, RecipeError, ShapeError
-from mxref.formats import BLOCK_FORMATS, E2M1, MXFP4, MXFP8_E4M3
+from mxref.formats import BLOCK_FORMATS, E2M1, E8M0, MXFP4, MXFP8_E4M3, MXINT8, BlockFormat
 from mxref.layouts.packed import pack, unpack
 from mxref.mxarray import MXArray
 from mxref.placement import Placement
 from mxref.steps.hadamard import Rotation
-from mxref.steps.scale import scale_value
+from mxref.steps.scale import EXPONENT_RULES, scale_value
 from strategies import any_blocks, crafted_blocks, crafted_names
 
 STREAM = Stream(0x0123456789ABCDEF, step=11, layer=5, operand=2)
 
 
-EVERY = pytest.mark.parametrize("made", BLOCK_FORMATS.values(), ids=str)
+EVERY = pytest.mark.parametrize(
+    "made", [made for made in BLOCK_FORMATS.values() if made.scale.powers], ids=str
+)
 
 
 def check(x, spec, names=None, **kwargs):
@@ -44,7 +46,7 @@ def check(x, spec, names=None, **kwargs):
 
 
 TREATMENTS = (
-    *(OperandSpec(scale_rule=rule) for rule in ScaleRule),
+    *(OperandSpec(scale_rule=rule) for rule in EXPONENT_RULES),
     OperandSpec(scale_rule="rceil", rounding="rna", zero_scale=127),
     OperandSpec(scale_rule="even", rounding="rtz", prescale=True),
     OperandSpec(rounding="sr", prescale=True),
@@ -70,6 +72,14 @@ TREATMENTS = (
 def test_crafted_blocks(spec, made):
     element = oracle.ELEMENTS[made.element.name]
     check(crafted_blocks(element), replace(spec, format=made), crafted_names(element))
+
+
+@pytest.mark.clause("scale.block.row", "random.elements")
+@pytest.mark.parametrize("k", [8, 16, 64])
+@pytest.mark.parametrize("spec", TREATMENTS[-2:], ids=lambda s: f"{s.scale_rule}-{s.rounding}-{s.sr_bits}")
+def test_crafted_blocks_of_other_lengths(spec, k):
+    x = crafted_blocks()[: len(crafted_blocks()) // 4 * 2].reshape(-1, k)
+    check(x, replace(spec, format=BlockFormat("mxfp4_of_k", E2M1, E8M0, k), block=f"1x{k}"))
 
 
 @pytest.mark.clause("scale.zero", "rounding.sign", evidence="known answer")
@@ -116,7 +126,7 @@ def test_infinity_made_by_the_hadamard_is_nonfinite():
 @settings(max_examples=60, deadline=None)
 @given(
     data=st.data(),
-    rule=st.sampled_from(ScaleRule),
+    rule=st.sampled_from(EXPONENT_RULES),
     rounding=st.sampled_from(Rounding),
     prescale=st.booleans(),
     sr_bits=st.integers(1, 22),
@@ -130,9 +140,9 @@ def test_drawn_blocks(made, data, **fields):
 
 
 @pytest.mark.clause("scale.block.tile", "quantize.axis", "quantize.padding", "quantize.parts", "random.index")
-@pytest.mark.parametrize("block", BlockShape)
+@pytest.mark.parametrize("block", [BlockShape.ROW, BlockShape.TILE])
 @pytest.mark.parametrize("n", [0, 64])
-@pytest.mark.parametrize("made", [MXFP4, MXFP8_E4M3], ids=str)
+@pytest.mark.parametrize("made", [MXFP4, MXFP8_E4M3, MXINT8], ids=str)
 def test_tiles_axes_padding_and_parts_match_the_oracle(made, n, block):
     signs = SignPolicy.PER_STEP_LAYER if n else SignPolicy.NONE
     spec = OperandSpec(made, "even", "sr", sr_bits=20, block=block, hadamard=n, signs=signs)
@@ -167,6 +177,19 @@ def test_tiles_share_scale_zero_and_nan_policies(rounding):
     assert (q.scales[32:64, 2] == 255).all()
     tiles = q.scales.reshape(3, 32, 4)
     assert (tiles == tiles[:, :1]).all()
+
+
+@pytest.mark.clause("scale.block.tile", "packing.scales", "quantize.padding")
+@pytest.mark.parametrize("block", ["16x16", "2x16", "1x16", "2x8", "64x8"])
+def test_tiles_of_any_height(block):
+    x = np.random.default_rng(3).standard_t(2, (64, 3, 60)).astype(np.float32)
+    x[:16, :, :16], x[17, 2, 40], x[40, 1, 3] = 0, np.nan, np.inf
+    x = np.moveaxis(x, 0, 1)
+    made = BlockFormat("short", E2M1, E8M0, k=int(block.partition("x")[2]))
+    spec = OperandSpec(made, "even", "sr", block=block, zero_scale=127)
+    q = quantize(x, spec, placement=Placement(STREAM), pad=True)
+    want = oracle_quantize_array(x, spec, STREAM, pad=True)
+    assert_same_blocks(unpack(q.codes, E2M1), q.scales, *want)
 
 
 @pytest.mark.clause("conventions.inputs", evidence="peer")

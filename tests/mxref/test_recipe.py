@@ -75,6 +75,12 @@ def test_the_digest_sees_every_field():
         digests.add(recipe_from_table({"fprop": {key: value}}).digest)
     digests.add(recipe_from_table({"fprop": {"hadamard": 16, "signs": "fixed"}}).digest)
     digests.add(recipe_from_table({"fprop": {"hadamard": 2, "sign_vector": "+-"}}).digest)
+    real, ordered = (
+        recipe_from_table({"fprop": {"format": "nvfp4", "arithmetic": value}}).digest
+        for value in ("real", "te")
+    )
+    assert real != ordered
+    digests.add(ordered)
     digests |= {replace(base, gemm="exact").digest, replace(base, fp8_scaling="current").digest}
     digests.add(replace(base, keep_bf16=()).digest)
     for role in GemmRole:
@@ -288,8 +294,9 @@ def test_two_block_lengths_in_one_gemm_are_refused():
 
 @pytest.mark.clause("scale.block.tile")
 def test_tiles_of_a_format_with_another_block_length_are_refused():
-    """Else `32x32` would quantize tiles of k x k."""
+    """Else `32x32` would quantize tiles of 16 columns."""
     short = replace(MXFP8_E4M3, name="short", k=16)
     with pytest.raises(RecipeError, match="'32x32' with the format short, whose blocks have 16 elements"):
         OperandSpec(format=short, block="32x32")
-    assert OperandSpec(format=short).block == "1x32"
+    assert OperandSpec(format=short).block == "1x16"
+    assert OperandSpec(format=short, block="4x16").block.rows == 4

@@ -5,17 +5,18 @@ clarity and independence: it shares no code with the package under test and uses
 Where the package computes a shared scale from bit fields, `oracle.scales` compares exact magnitudes; where the
 package uses thresholds, `oracle.elements` compares exact distances on the element grid.
 
-Everything is a Python int (float32 or bfloat16 bit pattern, element code, E8M0 byte, random integer), a list
-of them, or a Fraction. The element format is an argument; the default is E2M1.
+Everything is a Python int (float32 or bfloat16 bit pattern, element code, scale byte, random integer), a list
+of them, or a Fraction. The formats of element and scale are arguments; the defaults are E2M1 and E8M0.
 """
 
-from oracle.blocks import dequantize_bf16, dequantize_f32, quantize_block
+from oracle.blocks import dequantize_bf16, dequantize_f32, dequantize_real, quantize_block
 from oracle.elements import (
     E2M1,
     E4M3,
     E5M2,
     ELEMENTS,
     GRID,
+    INT8,
     Element,
     Rounding,
     element_value,
@@ -39,29 +40,52 @@ from oracle.floats import (
 )
 from oracle.fp8 import fp8_cast, fp8_scale, fp8_value
 from oracle.gemm import Block, block_dot, gemm_exact, gemm_ordered, undo_factor
-from oracle.scales import NAN_BYTE, RULES, Rule, scale_value, shared_scale
+from oracle.scales import (
+    E8M0,
+    NAN_BYTE,
+    ONE,
+    RULES,
+    SCALES,
+    UE4M3,
+    UE5M3,
+    Rule,
+    Scale,
+    nearest_scale,
+    scale_value,
+    shared_scale,
+    tensor_amax,
+    tensor_scale,
+)
 
 __all__ = [
     "E2M1",
     "E4M3",
     "E5M2",
+    "E8M0",
     "ELEMENTS",
     "GRID",
     "INF16",
     "INF32",
+    "INT8",
     "NAN16",
     "NAN32",
     "NAN_BYTE",
+    "ONE",
     "RULES",
+    "SCALES",
     "SIGN16",
     "SIGN32",
+    "UE4M3",
+    "UE5M3",
     "Block",
     "Element",
     "Rounding",
     "Rule",
+    "Scale",
     "block_dot",
     "dequantize_bf16",
     "dequantize_f32",
+    "dequantize_real",
     "element_value",
     "f32_add",
     "f32_bits_to_bf16_bits",
@@ -74,11 +98,14 @@ __all__ = [
     "gemm_exact",
     "gemm_ordered",
     "is_nonfinite",
+    "nearest_scale",
     "quantize_block",
     "round_bf16",
     "round_element",
     "round_f32",
     "scale_value",
     "shared_scale",
+    "tensor_amax",
+    "tensor_scale",
     "undo_factor",
 ]

@@ -1,6 +1,7 @@
 """Blocks of elements under one shared scale: quantized, and decoded."""
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 from oracle.elements import E2M1, Element, Rounding, round_ratio
 from oracle.floats import (
@@ -11,12 +12,14 @@ from oracle.floats import (
     SIGN16,
     SIGN32,
     UNIT,
+    f32_bits_to_bf16_bits,
+    f32_value,
     round_bf16,
     round_f32,
     round_to_float,
     units,
 )
-from oracle.scales import NAN_BYTE, Rule, scale_value, shared_scale
+from oracle.scales import E8M0, ONE, Rule, Scale, nearest_scale, scale_value, shared_scale
 
 
 def quantize_block(
@@ -29,43 +32,77 @@ def quantize_block(
     r: Sequence[int] | None = None,
     R: int = 16,
     element: Element = E2M1,
+    scale: Scale = E8M0,
+    tensor: int = ONE,
 ) -> tuple[int, list[int]]:
-    """Byte and codes of the float32 elements that share one scale: 32 of a block, or 1,024 of a tile.
+    """Byte and codes of the float32 elements that share one scale: those of a block, or of a tile.
 
-    Any NaN or infinity gives byte 255 and codes 0. All zeros give byte `zero_scale`. Codes keep the sign bit
+    Any NaN or infinity gives the byte of NaN and codes 0. All zeros give byte `zero_scale`. Codes keep the sign bit
     of their element, also on zeros and underflow. `prescale` rounds fl32(factor v) for v, scale unchanged.
+    A scale format with a mantissa has the rule `nearest` alone, and no prescale; `tensor` is the bits of the scale of
+    the tensor. Under a scale of zero all magnitudes are 0.
     """
     magnitudes = [b & 0x7FFFFFFF for b in bits]
     amax = max(magnitudes)  # float32 magnitudes order as their bits do
     if amax >= INF32:
-        return NAN_BYTE, [0] * len(magnitudes)
-    byte = shared_scale(amax, rule, element) if amax else zero_scale
-    scale = 1 << (byte + 22)  # 2^(byte-127) in units of 2^-149
+        return scale.nan, [0] * len(magnitudes)
+    if scale != E8M0 and (rule != "nearest" or prescale):
+        raise ValueError(f"{scale.name} has the rule nearest and no prescale")
+    if not amax:
+        byte = zero_scale
+    elif scale == E8M0:
+        byte = shared_scale(amax, rule, element)
+    else:
+        byte = nearest_scale(amax, element, scale, tensor)
+    shared = scale.values[byte]
+    over, under = shared.numerator * units(tensor), shared.denominator  # X t, in units of 2^-149
     factor = element.prescale
     codes = []
     for i, (b, magnitude) in enumerate(zip(bits, magnitudes, strict=True)):
-        num, den = units(magnitude), scale
+        if not shared:
+            codes.append(element.code(0, b >= SIGN32))
+            continue
+        num, den = units(magnitude) * under, over
         if prescale:
             num = units(round_to_float(factor.numerator * num, factor.denominator * den, 24))
             den = UNIT
         code = round_ratio(num, den, rounding, None if r is None else r[i], R, element)
-        codes.append(b >> 31 << (element.bits - 1) | code)
+        codes.append(element.code(code, b >= SIGN32))
     return byte, codes
 
 
-def dequantize_f32(byte: int, code: int, element: Element = E2M1) -> int:
-    """Element times shared scale as float32, exact except for overflow to infinity; byte 255 is NaN."""
-    scale, kind = scale_value(byte), element.kind(code)
-    if scale is None or kind == "nan":
+def dequantize_real(
+    byte: int, code: int, element: Element = E2M1, scale: Scale = E8M0, tensor: int = ONE
+) -> Fraction | None:
+    """The number that a code under a scale byte and a tensor scale stands for, None if it stands for none."""
+    shared = scale_value(byte, scale)
+    if shared is None or element.kind(code) != "finite":
+        return None
+    return element.value(code) * shared * f32_value(tensor)
+
+
+def dequantize_f32(
+    byte: int, code: int, element: Element = E2M1, scale: Scale = E8M0, tensor: int | None = None
+) -> int:
+    """Element times scale, times the tensor's scale if there is one, rounded once to float32.
+
+    A NaN scale gives NaN. A code of infinity is an infinity under every other scale, zero too.
+    """
+    if scale_value(byte, scale) is None or element.kind(code) == "nan":
         return NAN32
     sign = SIGN32 if code & element.sign else 0
-    return sign | (INF32 if kind == "infinite" else round_f32(abs(element.value(code)) * scale))
+    value = dequantize_real(byte, code, element, scale, ONE if tensor is None else tensor)
+    return sign | (INF32 if value is None else round_f32(abs(value)))
 
 
-def dequantize_bf16(byte: int, code: int, element: Element = E2M1) -> int:
-    """Element times shared scale rounded once to bfloat16; byte 255 is NaN."""
-    scale, kind = scale_value(byte), element.kind(code)
-    if scale is None or kind == "nan":
+def dequantize_bf16(
+    byte: int, code: int, element: Element = E2M1, scale: Scale = E8M0, tensor: int | None = None
+) -> int:
+    """Element times scale rounded once to bfloat16; with a scale of the tensor, its float32 rounded to bfloat16."""
+    if tensor is not None:
+        return f32_bits_to_bf16_bits(dequantize_f32(byte, code, element, scale, tensor))
+    if scale_value(byte, scale) is None or element.kind(code) == "nan":
         return NAN16
     sign = SIGN16 if code & element.sign else 0
-    return sign | (INF16 if kind == "infinite" else round_bf16(abs(element.value(code)) * scale))
+    value = dequantize_real(byte, code, element, scale)
+    return sign | (INF16 if value is None else round_bf16(abs(value)))

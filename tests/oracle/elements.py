@@ -19,6 +19,7 @@ class Element:
 
     `specials` says which codes stand for no number. none: no code. nan: the code with all exponent and
     mantissa bits set. ieee: every code whose exponent bits are all set; mantissa 0 is infinity, the rest NaN.
+    In two's complement, a code from the sign bit up is what it is less than the number of codes, negated.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Element:
     mantissa_bits: int
     bias: int
     specials: Specials = "none"
+    twos_complement: bool = False
 
     @cached_property
     def bits(self) -> int:
@@ -80,6 +82,9 @@ class Element:
         return [self._value(code) for code in range(2 * self.sign)]
 
     def _value(self, code: int) -> Fraction:
+        if self.twos_complement:
+            steps = code - 2 * self.sign if code >= self.sign else code
+            return Fraction(steps, self.sign // 2)
         exponent, mantissa = self._fields(code)
         fraction = Fraction(mantissa, 2**self.mantissa_bits)
         if exponent == 0:  # subnormal: no hidden one, the exponent of the smallest normal numbers
@@ -87,6 +92,21 @@ class Element:
         else:
             magnitude = (1 + fraction) * Fraction(2) ** (exponent - self.bias)
         return -magnitude if code >= self.sign else magnitude
+
+    def code(self, magnitude: int, negative: bool) -> int:
+        """The code of a magnitude code, or of its negative; the negative of 0 is 0 in two's complement."""
+        if self.twos_complement:
+            return (2 * self.sign - magnitude) % (2 * self.sign) if negative else magnitude
+        return self.sign + magnitude if negative else magnitude
+
+    def negated(self, code: int) -> int:
+        """The code of the negative of what a code stands for."""
+        return -code % (2 * self.sign) if self.twos_complement else code ^ self.sign
+
+    @property
+    def fraction_bits(self) -> int:
+        """The bits behind the leading one of the largest magnitude."""
+        return self.mantissa_bits - 1 if self.twos_complement else self.mantissa_bits
 
     @cached_property
     def grid(self) -> list[Fraction]:
@@ -129,6 +149,11 @@ class Element:
         assert [Fraction(count, self.per_one) for count in counts] == self.grid
         return counts
 
+    @cached_property
+    def signed_counts(self) -> list[int]:
+        """Every code's number in units of the smallest positive magnitude, of special codes what it would be."""
+        return [int(value * self.per_one) for value in self._values]
+
 
 E2M1 = Element("E2M1", 2, 1, bias=1)
 E4M3 = Element("E4M3", 4, 3, bias=7, specials="nan")
@@ -136,7 +161,8 @@ E5M2 = Element("E5M2", 5, 2, bias=15, specials="ieee")
 E2M3 = Element("E2M3", 2, 3, bias=1)
 E3M2 = Element("E3M2", 3, 2, bias=3)
 E1M2 = Element("E1M2", 1, 2, bias=1)
-ELEMENTS = {element.name: element for element in (E2M1, E4M3, E5M2, E2M3, E3M2, E1M2)}
+INT8 = Element("INT8", 0, 7, bias=0, twos_complement=True)
+ELEMENTS = {element.name: element for element in (E2M1, E4M3, E5M2, E2M3, E3M2, E1M2, INT8)}
 GRID = E2M1.counts  # in halves
 
 

@@ -23,10 +23,11 @@ from oracle.floats import (
     round_bf16,
     round_f32,
 )
-from oracle.scales import NAN_BYTE
+from oracle.scales import E8M0, ONE, Scale, scale_value
 
-Block = tuple[int, Sequence[int]]  # an E8M0 byte and the 32 element codes it scales
+Block = tuple[int, Sequence[int]]  # a scale byte and the element codes it scales
 Elements = tuple[Element, Element]
+Scales = tuple[Scale, Scale]
 Prescaled = int | tuple[bool, bool]
 """How many operands carry their prescale, A first; or for each operand whether it does."""
 
@@ -74,24 +75,21 @@ def _count(code: int, element: Element) -> int:
     """The value of a code in units of the smallest positive magnitude."""
     if code >= 2 * element.sign:
         raise ValueError(f"{element.name} has no code {code}")
-    count = element.counts[code % element.sign]
-    return -count if code & element.sign else count
+    return element.signed_counts[code]
 
 
 def _contributions(
-    a_blocks: Sequence[Block], b_blocks: Sequence[Block], elements: Elements
+    a_blocks: Sequence[Block], b_blocks: Sequence[Block], elements: Elements, scales: Scales
 ) -> list[Fraction | float]:
     """Every block's dot times both of its scales; NaN where a scale is NaN."""
     out: list[Fraction | float] = []
     for (byte_a, codes_a), (byte_b, codes_b) in zip(a_blocks, b_blocks, strict=True):
-        if NAN_BYTE in (byte_a, byte_b):
+        scale_a, scale_b = scale_value(byte_a, scales[0]), scale_value(byte_b, scales[1])
+        if scale_a is None or scale_b is None:
             out.append(math.nan)
             continue
         dot = block_dot(codes_a, codes_b, elements)
-        if isinstance(dot, Fraction):
-            e = byte_a + byte_b - 254
-            dot *= Fraction(1 << e) if e >= 0 else Fraction(1, 1 << -e)
-        out.append(dot)
+        out.append(dot * scale_a * scale_b if isinstance(dot, Fraction) else dot)
     return out
 
 
@@ -114,15 +112,20 @@ def gemm_exact(
     out: Literal["float32", "bfloat16"] = "float32",
     prescaled: Prescaled = 0,
     elements: Elements = (E2M1, E2M1),
+    scales: Scales = (E8M0, E8M0),
+    tensor_scales: tuple[int, int] = (ONE, ONE),
 ) -> int:
-    """The real sum of all contributions over the prescales, rounded once to `out`."""
+    """The real sum of all contributions over the prescales, times the tensors' scales, rounded once to `out`.
+
+    `tensor_scales` are float32 bits: those of 1 for an operand without a scale of its tensor.
+    """
     if out not in ("float32", "bfloat16"):
         raise ValueError(f"no exact GEMM to out={out!r}")
     nan, inf, sign = (NAN32, INF32, SIGN32) if out == "float32" else (NAN16, INF16, SIGN16)
-    total = _sum(_contributions(a_blocks, b_blocks, elements))
+    total = _sum(_contributions(a_blocks, b_blocks, elements, scales))
     if isinstance(total, float):
         return nan if math.isnan(total) else inf | (sign if total < 0 else 0)
-    total *= undo_factor(prescaled, elements)
+    total *= undo_factor(prescaled, elements) * f32_value(tensor_scales[0]) * f32_value(tensor_scales[1])
     return round_f32(total) if out == "float32" else round_bf16(total)
 
 
@@ -131,14 +134,17 @@ def gemm_ordered(
     b_blocks: Sequence[Block],
     prescaled: Prescaled = 0,
     elements: Elements = (E2M1, E2M1),
+    scales: Scales = (E8M0, E8M0),
+    tensor_scales: tuple[int, int] = (ONE, ONE),
 ) -> int:
     """From +0, blocks ascending: add each contribution to the float32 accumulator, rounding each sum once.
 
     An infinite accumulator stays until it meets NaN or the other infinity, which make NaN. Prescaled operands
-    cost a last float32 multiply by the nearest float32 to `undo_factor`.
+    cost a last float32 multiply by the nearest float32 to `undo_factor`; then comes one by A's tensor scale, then one
+    by B's. `tensor_scales` are float32 bits, and to multiply by those of 1 changes nothing.
     """
     acc = 0
-    for contribution in _contributions(a_blocks, b_blocks, elements):
+    for contribution in _contributions(a_blocks, b_blocks, elements, scales):
         if isinstance(contribution, float):
             infinity = INF32 | (SIGN32 if contribution < 0 else 0)
             clash = is_nonfinite(acc) and acc != infinity
@@ -146,4 +152,8 @@ def gemm_ordered(
         elif not is_nonfinite(acc):
             acc = round_f32(f32_value(acc) + contribution)
     factor = undo_factor(prescaled, elements)
-    return acc if factor == 1 else f32_mul(acc, round_f32(factor))
+    if factor != 1:
+        acc = f32_mul(acc, round_f32(factor))
+    for tensor_scale in tensor_scales:
+        acc = f32_mul(acc, tensor_scale)
+    return acc

@@ -83,12 +83,12 @@ def place(
     n: int = 0,
     *,
     k: int = 32,
-    tile: bool = False,
+    height: int = 1,
     origin: Position | None = None,
     whole: Position | None = None,
     pad: bool = False,
 ) -> Place:
-    """The place of an input in blocks of `k` elements; `tile` for tiles of `k` by `k`.
+    """The place of an input in blocks of `k` elements, or from a height of 2 on in tiles of `height` rows of them.
 
     Raises:
         Refused: the specification refuses the request.
@@ -111,10 +111,10 @@ def place(
     last = origin[axis] + shape[axis] == whole[axis]
     if padded(origin[axis], n, k) != origin[axis] or (padded(shape[axis], n, k) != shape[axis] and not last):
         raise Refused("quantize.parts: the part cuts a block or a group")
-    if tile:
+    if height > 1:
         before = [i for i in range(len(shape)) if i != axis][-1:]
         if not before:
             raise Refused("scale.block.tile: one axis holds no tile")
-        if shape[before[0]] % k or origin[before[0]] % k:
+        if shape[before[0]] % height or origin[before[0]] % height:
             raise Refused("scale.block.tile: a tile is not whole")
     return Place(shape, axis, n, k, origin, whole)

@@ -1,10 +1,13 @@
-"""Shared scales: E8M0 bytes, and the rules by comparison of exact magnitudes."""
+"""Scale formats, and the rules that choose a block's and a tensor's scale, by comparison of exact magnitudes."""
 
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cached_property
 
 from oracle.elements import E2M1, Element
-from oracle.floats import SIGN32, UNIT, floor_log2, is_nonfinite, units
+from oracle.floats import INF32, SIGN32, UNIT, floor_log2, is_nonfinite, round_f32, units
 
 Rule = str
 """A name, or a threshold as `>1.5`."""
@@ -12,12 +15,97 @@ RULES: tuple[Rule, ...] = ("floor", "ceil", "rceil", "even")
 NAN_BYTE = 255
 
 
-@cache
-def scale_value(byte: int) -> Fraction | None:
-    """E8M0: byte b is 2^(b - 127), with no zero and no infinity; 255 is NaN, given as None."""
+ONE = 0x3F800000
+"""The float32 bits of 1: the tensor scale of what has none."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A scale format: a byte of exponent bits, then mantissa bits, and unused bits above them; no sign, no infinity.
+
+    With a mantissa it has subnormals and zero, and the code of all ones is NaN, as is every byte above it.
+    E8M0 has no mantissa: code c is 2^(c - bias) for every c, the first too, but for the last code, NaN.
+    """
+
+    name: str
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+
+    @property
+    def nan(self) -> int:
+        """The code of NaN."""
+        return 2 ** (self.exponent_bits + self.mantissa_bits) - 1
+
+    @cached_property
+    def values(self) -> list[Fraction]:
+        """The number of every code below that of NaN, in rising order."""
+        values = []
+        for code in range(self.nan):
+            exponent, mantissa = divmod(code, 2**self.mantissa_bits)
+            significand = Fraction(mantissa, 2**self.mantissa_bits)
+            if exponent or not self.mantissa_bits:
+                significand += 1
+            else:
+                exponent = 1
+            values.append(significand * Fraction(2) ** (exponent - self.bias))
+        assert values == sorted(values)
+        return values
+
+    @property
+    def largest(self) -> Fraction:
+        """The largest scale."""
+        return self.values[-1]
+
+    @property
+    def one(self) -> int:
+        """The code of 1."""
+        return self.values.index(Fraction(1))
+
+    def nearest(self, number: Fraction) -> int:
+        """The code of the scale nearest to a number >= 0; a tie goes to the even code, too much to the largest."""
+        low = bisect_right(self.values, number) - 1
+        if low == self.nan - 1:
+            return low
+        below, above = number - self.values[low], self.values[low + 1] - number
+        if below != above:
+            return low if below < above else low + 1
+        return low + low % 2
+
+
+E8M0 = Scale("E8M0", 8, 0, bias=127)
+UE4M3 = Scale("UE4M3", 4, 3, bias=7)
+UE5M3 = Scale("UE5M3", 5, 3, bias=15)
+SCALES = {scale.name: scale for scale in (E8M0, UE4M3, UE5M3)}
+
+
+def scale_value(byte: int, scale: Scale = E8M0) -> Fraction | None:
+    """The number of a scale byte, None for NaN. In E8M0 byte b is 2^(b - 127), and 255 is NaN."""
     if not 0 <= byte <= 255:
         raise ValueError(f"scale byte {byte} is outside 0..255")
-    return None if byte == NAN_BYTE else Fraction(2) ** (byte - 127)
+    return scale.values[byte] if byte < scale.nan else None
+
+
+def tensor_amax(bits: Sequence[int]) -> int:
+    """The float32 bits of the largest finite magnitude of a tensor, 0 if it has none."""
+    return max((b & 0x7FFFFFFF for b in bits if not is_nonfinite(b)), default=0)
+
+
+def tensor_scale(amax_bits: int, element: Element, scale: Scale) -> int:
+    """The float32 bits of the scale of a tensor: amax over what the largest element and scale make, rounded once.
+
+    An amax of 0 gives 1. Any other gives at least 2^-149, the smallest float32.
+    """
+    if not 0 <= amax_bits < INF32:
+        raise ValueError(f"a tensor scale needs a finite amax >= 0, not bits {amax_bits:#010x}")
+    if amax_bits == 0:
+        return ONE
+    return max(round_f32(Fraction(units(amax_bits), UNIT) / (element.largest * scale.largest)), 1)
+
+
+def nearest_scale(amax_bits: int, element: Element, scale: Scale, tensor: int = ONE) -> int:
+    """The scale code nearest to amax over the largest element, over the tensor's scale of bits `tensor`."""
+    return scale.nearest(Fraction(units(amax_bits), units(tensor)) / element.largest)
 
 
 def shared_scale(amax_bits: int, rule: Rule, element: Element = E2M1) -> int:
@@ -46,7 +134,7 @@ def shared_scale(amax_bits: int, rule: Rule, element: Element = E2M1) -> int:
         most = 2 * element.prescale  # M / T, below 2
         bump = num * most.denominator > den * most.numerator
     elif rule == "even":
-        steps = 2**element.mantissa_bits
+        steps = 2**element.fraction_bits
         rounded = (2 * steps * num + den) // (2 * den)  # the significand in steps
         bump = rounded == 2 * steps
     elif rule.startswith(">"):

@@ -3,6 +3,7 @@
 import ast
 import sys
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 import oracle
 import strategies
-from oracle import E2M1, E4M3, E5M2, RULES, Element, Rounding
+from oracle import E2M1, E4M3, E5M2, INT8, RULES, UE4M3, UE5M3, Element, Rounding
 
 NAN = oracle.NAN32
 E2M3, E3M2, E1M2 = (oracle.ELEMENTS[name] for name in ("E2M3", "E3M2", "E1M2"))
@@ -352,6 +353,61 @@ def test_a_scale_needs_a_finite_positive_magnitude(bits: int) -> None:
         oracle.shared_scale(bits, "floor")
 
 
+def test_int8_is_twos_complement_over_64() -> None:
+    codes = np.arange(256, dtype=np.uint8)
+    assert [INT8.value(code) for code in codes.tolist()] == [
+        Fraction(n, 64) for n in codes.view(np.int8).tolist()
+    ]
+    assert (INT8.largest, INT8.top, INT8.largest_exponent) == (Fraction(127, 64), 127, 0)
+    assert (INT8.prescale, INT8.fraction_bits) == (Fraction(127, 128), 6)
+    assert [INT8.code(m, negative=True) for m in (0, 1, 127)] == [0, 255, 129]
+    assert [INT8.negated(code) for code in (0, 1, 255, 128)] == [0, 255, 1, 128]
+
+
+def test_scales_with_a_mantissa() -> None:
+    """UE4M3 is float8_e4m3fn without its sign; UE5M3 has its 256 codes in the range of five exponent bits."""
+    decoded = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64).tolist()
+    assert [float(value) for value in UE4M3.values] == decoded
+    assert (UE4M3.nan, UE4M3.one, UE4M3.largest) == (0x7F, 0x38, 448)
+    assert (UE5M3.nan, UE5M3.one, UE5M3.largest) == (0xFF, 0x78, 114688)
+    assert (UE4M3.values[:2], UE5M3.values[:2]) == ([0, Fraction(1, 2**9)], [0, Fraction(1, 2**17)])
+    assert [oracle.scale_value(byte, UE4M3) for byte in (0x7F, 0x80, 0xFF)] == [None] * 3
+    for scale in (UE4M3, UE5M3):
+        for code, (low, high) in enumerate(pairwise(scale.values)):
+            tie = (low + high) / 2
+            assert scale.nearest(tie) == code + code % 2
+            assert (scale.nearest(tie - low / 2**24), scale.nearest(tie + low / 2**24)) in (
+                (code, code + 1),
+                (0, 0),
+            )
+        assert scale.nearest(scale.largest * 1000) == scale.nan - 1
+
+
+def test_tensor_scales_worked_by_hand() -> None:
+    assert oracle.tensor_scale(f32(2688.0), E2M1, UE4M3) == oracle.ONE == oracle.tensor_scale(0, E2M1, UE4M3)
+    assert oracle.tensor_scale(f32(260.0), E2M1, UE4M3) == int(np.float32(260 / 2688).view(np.uint32))
+    # Units of 2^-149: 1344 is half of one, which ties to 0 and is held at 1; 4032 is 1.5, 6720 is 2.5.
+    assert [oracle.tensor_scale(a, E2M1, UE4M3) for a in (1, 1344, 4032, 6720, 6721)] == [1, 1, 2, 2, 3]
+    assert oracle.tensor_amax([f32(-3.0), NAN, oracle.INF32, f32(2.0)]) == f32(3.0)
+    assert oracle.tensor_amax([NAN]) == oracle.tensor_amax([]) == 0
+
+
+def test_blocks_of_nvfp4_worked_by_hand() -> None:
+    def quantize(values: list[float], tensor: float = 1.0) -> tuple[int, list[int]]:
+        return oracle.quantize_block(
+            [f32(v) for v in values], "nearest", "rne", scale=UE4M3, tensor=f32(tensor)
+        )
+
+    assert quantize([6.0, -0.25, 2.5, -0.0]) == (0x38, [7, 8, 4, 8])
+    # Under t = 1/2 the same block has X = 2. A scale of 1/16 above 1 ties to 1, and 6.375 saturates.
+    assert quantize([6.0, -0.25, 2.5, -0.0], 0.5) == (0x40, [7, 8, 4, 8])
+    assert quantize([6.375, -6.0]) == (0x38, [7, 15])
+    # Half of the smallest scale is 0, and then all is 0; more than that is the smallest.
+    assert quantize([6 * 2.0**-10, -(2.0**-10)]) == (0, [0, 8])
+    assert quantize([7 * 2.0**-10, -(2.0**-10)]) == (1, [6, 9])
+    assert quantize([float("inf"), 1.0]) == (0x7F, [0, 0])
+
+
 # ---- blocks ----
 
 
@@ -488,10 +544,9 @@ def test_nearest_means_no_element_is_nearer(element: Element, data: st.DataObjec
         assert scale is not None
         for b, code in zip(bits, codes, strict=True):
             v = abs(oracle.f32_value(b)) / scale
-            low = code & ~element.sign
+            low = next(i for i in range(element.top + 1) if code == element.code(i, negative=b >> 31 == 1))
             near = values[max(low - 1, 0) : low + 2]
             assert abs(v - values[low]) == min(abs(v - value) for value in near)
-            assert bool(code & element.sign) == bool(b >> 31)
 
 
 @ELEMENTS

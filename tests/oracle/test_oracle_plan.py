@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from differential import assert_same_blocks, oracle_quantize_array
-from mxref import BlockShape, OperandSpec, Rounding, SignPolicy, Stream, get_backend
+from mxref import BlockShape, OperandSpec, Rounding, SignPolicy, Stream, get_backend, quantize
 from mxref.errors import ShapeError
 from mxref.formats import E2M1
 from mxref.layouts.packed import unpack
@@ -67,11 +67,11 @@ def test_signs_are_those_of_the_gemm() -> None:
 # ---- plans ----
 
 
-def both_plans(shape, axis, n, tile, origin, whole, pad):
+def both_plans(shape, axis, n, height, origin, whole, pad):
     """The oracle's place, or None where it refuses, and the package's plan, or None where that does."""
-    spec = replace(SR, hadamard=n, block=BlockShape.TILE if tile else BlockShape.ROW)
+    spec = replace(SR, hadamard=n, block=BlockShape(f"{height}x32"))
     try:
-        place = oracle_plan.place(shape, axis, n, tile=tile, origin=origin, whole=whole, pad=pad)
+        place = oracle_plan.place(shape, axis, n, height=height, origin=origin, whole=whole, pad=pad)
     except oracle_plan.Refused:
         place = None
     try:
@@ -98,7 +98,7 @@ def drawn_request(rng):
     unit = max(32, n)
     axes = int(rng.choice([1, 2, 2, 3, 4]))
     axis = int(rng.integers(-axes, axes))
-    tile = bool(rng.integers(3) == 0)
+    height = int(rng.choice([1, 1, 1, 1, 2, 16, 32, 32, 128]))
 
     def near(multiple: int, exact: float) -> int:
         places = (0, 1, 2, 3)
@@ -108,8 +108,8 @@ def drawn_request(rng):
     shape, origin, whole = [], [], []
     for i in range(axes):
         block = i == axis % axes
-        tiled = tile and i == [j for j in range(axes) if j != axis % axes][-1:][0] if axes > 1 else False
-        step = unit if block else 32 if tiled else 1
+        tiled = height > 1 and axes > 1 and i == [j for j in range(axes) if j != axis % axes][-1]
+        step = unit if block else height if tiled else 1
         shape.append(near(step, 0.6 if block else 0.9) if block or tiled else int(rng.integers(4)))
         origin.append(near(step, 0.9))
         whole.append(origin[-1] + shape[-1] + (near(step, 0.5) if rng.integers(2) else 0))
@@ -117,7 +117,7 @@ def drawn_request(rng):
     if part and rng.random() < 0.1:
         whole[int(rng.integers(axes))] -= 1
     where = (tuple(origin), tuple(whole)) if part else (None, None)
-    return tuple(shape), axis, n, tile, *where, bool(rng.integers(2))
+    return tuple(shape), axis, n, height, *where, bool(rng.integers(2))
 
 
 @pytest.mark.clause(
@@ -159,7 +159,7 @@ PLACES = {
 @pytest.mark.parametrize("name", PLACES)
 def test_crafted_plans(name):
     shape, axis, n, origin, whole = PLACES[name]
-    place, plan = both_plans(shape, axis, n, False, origin, whole, True)
+    place, plan = both_plans(shape, axis, n, 1, origin, whole, True)
     assert_same_plan(place, plan)
 
 
@@ -171,7 +171,7 @@ def test_crafted_plans(name):
 @pytest.mark.parametrize("name", PLACES)
 def test_random_words_of_a_plan(name, bits):
     shape, axis, n, origin, whole = PLACES[name]
-    place, plan = both_plans(shape, axis, n, False, origin, whole, True)
+    place, plan = both_plans(shape, axis, n, 1, origin, whole, True)
     got = random_integers(plan.global_rows(), plan.first, plan.length, plan.global_length, plan.stream, bits)
     where = (STREAM.seed, STREAM.step, STREAM.layer, STREAM.operand)
     for stored, row in enumerate(place.rows()):
@@ -199,10 +199,10 @@ def test_quantizations_of_drawn_places():
     rng = np.random.default_rng(41)
     compared = 0
     while compared < 40:
-        shape, axis, n, tile, origin, whole, pad = drawn_request(rng)
+        shape, axis, n, height, origin, whole, pad = drawn_request(rng)
         if not 0 < np.prod(shape) <= 8192:
             continue
-        block = BlockShape.TILE if tile else BlockShape.ROW
+        block = BlockShape(f"{height}x32")
         spec = replace(SR, hadamard=n, block=block, sr_bits=int(rng.choice([16, 20])))
         where = {"axis": axis, "origin": origin, "global_shape": whole, "pad": pad}
         x = rng.standard_normal(shape).astype(np.float32)
@@ -211,6 +211,6 @@ def test_quantizations_of_drawn_places():
         except oracle_plan.Refused:
             continue
         placement = Placement(STREAM, origin, whole)
-        q = get_backend("reference").quantize(x, spec, axis=axis, placement=placement, pad=pad)
+        q = quantize(x, spec, axis=axis, placement=placement, pad=pad)
         assert_same_blocks(unpack(q.codes, E2M1), q.scales, *want)
         compared += 1

@@ -9,9 +9,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from mxref import MXArray, OperandSpec, ScaleRule, dequantize, quantize
+from mxref import MXArray, OperandSpec, dequantize, quantize
 from mxref.formats import E2M1
 from mxref.layouts.packed import pack
+from mxref.steps.scale import EXPONENT_RULES
 from peers import cases
 from peers.peer import Bytes, Peer, Quantizer, Values
 
@@ -89,7 +90,7 @@ def as_seen(x: Values, bfloat16: bool) -> np.ndarray:
 def normal_results(count: int = NORMAL_BLOCKS) -> dict[str, Any]:
     """Return how often two scale rules of the reference differ on N(0, 1), per pair: bytes and element values."""
     x = cases.normal_blocks(count)
-    stored = {rule.value: quantize(x, OperandSpec(scale_rule=rule)) for rule in ScaleRule}
+    stored = {rule.value: quantize(x, OperandSpec(scale_rule=rule)) for rule in EXPONENT_RULES}
     values = {rule: dequantize(q) for rule, q in stored.items()}
     pairs = list(itertools.combinations(stored, 2))
     return {

@@ -12,6 +12,7 @@ from mxref import OperandSpec, ScaleRule, quantize
 from mxref.dialects import dialect
 from mxref.formats import E2M1
 from mxref.layouts.packed import unpack
+from mxref.steps.scale import EXPONENT_RULES
 from peers import cases, notes
 from peers.measure import PEER_NORMAL_BLOCKS, as_seen, values_of
 from peers.notes import Note
@@ -166,7 +167,9 @@ def _normal(results: Mapping[str, Any]) -> str:
         a, b = pair.split()
         rows.append([f"`{a}`, `{b}`", f"{share:.1%}", f"{normal['values'][pair]:.1%}"])
     table = csv_table(["rules", "blocks whose scale byte differs", "elements whose value differs"], rows)
-    same = {title: measured["normal"] for rule in ScaleRule for title, measured in _of_rule(results, rule)}
+    same = {
+        title: measured["normal"] for rule in EXPONENT_RULES for title, measured in _of_rule(results, rule)
+    }
     fewer = [f"{title} in {count:,}" for title, count in same.items() if count < PEER_NORMAL_BLOCKS]
     exceptions = f", but {', '.join(fewer)}" if fewer else ""
     return (

@@ -5,9 +5,9 @@ from torchao.prototype.mx_formats.config import ScaleCalculationMode
 from torchao.prototype.mx_formats.kernels import f32_to_f4_unpacked
 from torchao.prototype.mx_formats.mx_tensor import to_dtype, to_mx
 
-from mxref import ScaleRule
 from mxref.formats import E2M1
 from mxref.layouts.packed import unpack
+from mxref.steps.scale import EXPONENT_RULES
 from peers.peer import Decoder, Peer, Quantizer
 
 
@@ -28,7 +28,7 @@ def decode(scales):
 
 PEER = Peer(
     "torchao",
-    quantizers={f"torchao {rule.name}": quantizer(rule) for rule in ScaleRule},
+    quantizers={f"torchao {rule.name}": quantizer(rule) for rule in EXPONENT_RULES},
     elements={"torchao": lambda v: f32_to_f4_unpacked(torch.from_numpy(v)).numpy()},
     decoders={"torchao": Decoder("float32", decode)},
 )

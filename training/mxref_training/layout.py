@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from mxref.formats import BlockFormat, BlockShape
+from mxref.formats import BlockFormat
 from mxref.recipe import OperandSpec, Recipe
 from mxref.roles import OPERANDS, GemmRole
 from mxref.steps.rounding import Rounding
@@ -109,6 +109,6 @@ def _unit(spec: OperandSpec, role: GemmRole, parts: int) -> tuple[int, str]:
                 f"under stochastic rounding blocks of {spec.format.k}{groups} along the tokens must not lie in two "
                 "micro-batches or on two ranks"
             )
-    elif spec.block is BlockShape.TILE:
+    elif spec.block.is_tile:
         return spec.format.k, f"{role.value} reads tiles of {spec.format.k} x {spec.format.k} elements"
     return 1, ""

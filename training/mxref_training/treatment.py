@@ -103,9 +103,9 @@ def _of_both(role: GemmRole, values: tuple[str, ...], default: str | None) -> li
     ]
 
 
-def _shown(choice: StrEnum) -> str:
+def _shown(choice: StrEnum | BlockShape) -> str:
     """Return a choice for messages: acronyms in capitals, block shapes unchanged."""
-    return choice.value if isinstance(choice, BlockShape) else choice.value.upper()
+    return str(choice) if isinstance(choice, BlockShape) else choice.value.upper()
 
 
 def _element(spec: OperandSpec) -> ElementFormat:

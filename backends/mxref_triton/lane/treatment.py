@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
-from mxref.formats import E2M1, BlockFormat, BlockShape, ElementFormat
+from mxref.formats import E2M1, BlockFormat, ElementFormat
 from mxref.recipe import OperandSpec
 from mxref.steps.hadamard import norm_factor
 from mxref.steps.random import elements_per_call
@@ -178,7 +178,7 @@ def treatment(
         drawn=drawn,
         norm=1.0 if folds else norm,
         folded_norm=norm if folds else 1.0,
-        square=spec.block is BlockShape.TILE,
+        square=spec.block.is_tile,
         native=nibbles and spec.rounding in native and not spec.prescale,
         packed=packed
         and nibbles

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from mxref.formats import BlockShape
 from mxref.plan import QuantPlan, dtype_name
 from mxref.steps.hadamard import Rotation
 from mxref.steps.rounding import Rounding
@@ -135,7 +134,7 @@ def _rows_are_even(plan: QuantPlan) -> bool:
 
 def _is_whole(plan: QuantPlan) -> bool:
     """Return whether a contiguous input may be read as one long row: nothing in it depends on where rows end."""
-    if plan.spec.block is BlockShape.TILE:
+    if plan.spec.block.is_tile:
         return False
     return plan.stream is None or (plan.first == 0 and plan.global_length == plan.length)
 

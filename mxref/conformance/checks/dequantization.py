@@ -22,12 +22,16 @@ from mxref.conformance.requests.decoding import (
     differs,
     drawn_array,
     first_place,
+    no_tensor_scale,
     shown,
 )
-from mxref.formats import BlockFormat, BlockShape
+from mxref.formats import BlockFormat
 from mxref.layouts.packed import pack, unpack
 from mxref.mxarray import MXArray
 from mxref.steps.hadamard import Rotation
+
+TENSOR_SCALES = (1 / 2688, 260 / 2688, 3.7, 2.0**-149, 2.0**-130, 1e-36, 1e35, 3.4e38)
+"""Scales of tensors: those that round products, and those at both ends of float32."""
 
 
 def table(made: BlockFormat) -> MXArray:
@@ -36,7 +40,8 @@ def table(made: BlockFormat) -> MXArray:
     order = np.concatenate([codes, codes[::-1]])
     scales = np.repeat(np.arange(256, dtype=np.uint8)[:, None], order.size // made.k, axis=1)
     shape = (256, order.size)
-    return MXArray(pack(np.tile(order, (256, 1)), made.element), scales, shape, 1, format=made)
+    codes = pack(np.tile(order, (256, 1)), made.element)
+    return MXArray(codes, scales, shape, 1, format=made, tensor_scale=no_tensor_scale(made))
 
 
 def checks(plan: Plan) -> Iterator[Check]:
@@ -45,22 +50,24 @@ def checks(plan: Plan) -> Iterator[Check]:
     every = table(made)
     codes, scales = unpack(every.codes, element), np.repeat(every.scales, made.k, axis=1)
     special = ~np.isfinite(np.array(element.values)[codes])
+    nan, one_scale = np.isnan(np.array(made.scale.values))[scales], scales == made.scale.one_code
+    scale_clause = "formats.e8m0" if made.scale.powers else "formats.scale"
     rng = np.random.default_rng(5)
     for dtype in DTYPES:
         sweep = Decoding(every, dtype)
-        finite = (scales < 255) & ~special
+        finite = ~nan & ~special
         with np.errstate(invalid="ignore"):
             overflows = finite & ~np.isfinite(sweep.expected.astype(np.float64))
         one = codes & (element.sign - 1) == element.values.index(1.0)
         order = f"{dtype}, order of elements"
-        yield _check(storage_clause(element), order, sweep, scales == 127, permuted=True)
-        yield _check(element_clause(element), f"{dtype}, element codes at X = 1", sweep, scales == 127)
-        yield _check("formats.e8m0", f"{dtype}, scale codes with element 1", sweep, one & finite)
+        yield _check(storage_clause(element), order, sweep, one_scale, permuted=True)
+        yield _check(element_clause(element), f"{dtype}, element codes at X = 1", sweep, one_scale)
+        yield _check(scale_clause, f"{dtype}, scale codes with element 1", sweep, one & finite)
         yield _check("dequantize.value", f"{dtype}, every code under every scale", sweep, finite & ~overflows)
         yield _check("dequantize.overflow", f"{dtype}, beyond the type's range", sweep, overflows)
-        yield _check("dequantize.nan", f"{dtype}, scale code 255", sweep, scales == 255)
+        yield _check("dequantize.nan", f"{dtype}, scale code {made.scale.nan_code}", sweep, nan)
         if special.any():
-            yield _check("dequantize.nan", f"{dtype}, codes of NaN and Inf", sweep, special & (scales < 255))
+            yield _check("dequantize.nan", f"{dtype}, codes of NaN and Inf", sweep, special & ~nan)
         for shape, axis, length in (
             ((32,), 0, 32), ((64, 3), 0, 64), ((5, 40), 1, 64), ((2, 45, 3), 1, 64), ((1, 1), 0, 256),
             ((0, 32), 1, 32), ((3, 0), 1, 0), ((33, 7, 96), -1, 96),
@@ -77,9 +84,17 @@ def checks(plan: Plan) -> Iterator[Check]:
         if plan.full:  # results beyond a processor's caches: 8 MiB and more in each type
             large = drawn_array(rng, (4099, 1024), 1, 1024, made=made)
             yield _check("quantize.strides", f"dequantize to {dtype}, 4 Mi values", Decoding(large, dtype))
-        treated = replace(plain, block=BlockShape.TILE, prescale=True, rotation=Rotation(32, 5))
+        treated = replace(plain, block=made.tile, prescale=made.scale.powers, rotation=Rotation(32, 5))
         title = f"{dtype}, tiles, prescale and Hadamard not undone"
         yield _check("dequantize.value", title, Decoding(treated, dtype))
+        for scale in TENSOR_SCALES if made.tensor_scale else ():
+            under = Decoding(replace(every, tensor_scale=np.array([scale], np.float32)), dtype)
+            with np.errstate(invalid="ignore"):
+                overflows = finite & ~np.isfinite(under.expected.astype(np.float64))
+            title = f"{dtype}, every code under every scale, tensor scale {scale:g}"
+            yield _check("dequantize.value", title, under, finite & ~overflows)
+            if overflows.any():
+                yield _check("dequantize.overflow", f"{title}, beyond the type's range", under, overflows)
 
 
 def _check(

@@ -19,7 +19,7 @@ from mxref.conformance.requests.crafted import any_bits, heavy_tailed, tame
 from mxref.conformance.requests.decoding import DTYPES, differs
 from mxref.conformance.requests.quantizing import Blocks, Request, all_of_it, as_numpy
 from mxref.errors import NonfiniteError, ShapeError
-from mxref.formats import INPUT_DTYPES, BlockShape, Nonfinite
+from mxref.formats import INPUT_DTYPES, Nonfinite
 from mxref.placement import Placement
 from mxref.recipe import OperandSpec
 from mxref.steps.hadamard import SignPolicy
@@ -60,8 +60,8 @@ def checks(plan: Plan) -> Iterator[Check]:
     for i, pair in enumerate(_pairs(plan)):
         whole = partial(_dual, plan.cast(_values(rng, (64, 96))), pair)
         ways = {
-            "": whole(), ", transposed": whole(layout="transposed"),
-            ", a part": whole(origin=(64, 0), global_shape=(192, 96)),
+            "": whole(amax=plan.amax), ", transposed": whole(layout="transposed"),
+            ", a part": whole(origin=(64, 0), global_shape=(192, 96), amax=plan.amax),
         }  # fmt: skip
         for shape, pads in _SHAPES:
             ways[f", shape {shape}"] = _dual(plan.cast(_values(rng, shape)), pair, pads)
@@ -79,7 +79,7 @@ def checks(plan: Plan) -> Iterator[Check]:
             yield from _dual_check(f"{rounding.value}, {layout}", case)
     spec = replace(plan.base, rounding=Rounding.SR)
     last = plan.cast(_values(rng, (41, 64)))
-    case = _dual(last, (spec, spec), (False, True), origin=(64, 64), global_shape=(105, 192))
+    case = _dual(last, (spec, spec), (False, True), origin=(64, 64), global_shape=(105, 192), amax=plan.amax)
     yield from _dual_check("the last rows of a padded tensor", case)
     for i in range(400 if plan.full else 24):
         yield from _dual_check(f"drawn {i}", _drawn(rng, plan))
@@ -91,22 +91,26 @@ def checks(plan: Plan) -> Iterator[Check]:
 
 def _pairs(plan: Plan) -> Iterator[Pair]:
     """Yield pairs of treatments, plain first: those of a row and of a column."""
-    base = plan.base
-    sr, tile = replace(base, rounding=Rounding.SR), replace(base, block=BlockShape.TILE)
+    base, powers = plan.base, plan.format.scale.powers
+    sr, tile = replace(base, rounding=Rounding.SR), replace(base, block=plan.format.tile)
     turned = replace(base, hadamard=32, signs=SignPolicy.PER_STEP)
     yield base, base
-    yield base, replace(base, zero_scale=127)
-    yield replace(base, scale_rule=ScaleRule.EVEN), replace(base, scale_rule=ScaleRule.RCEIL)
-    yield replace(base, scale_rule=ScaleRule.CEIL), replace(base, scale_rule=ScaleRule.FLOOR, prescale=True)
+    yield base, replace(base, zero_scale=plan.format.scale.one_code)
+    if powers:
+        yield replace(base, scale_rule=ScaleRule.EVEN), replace(base, scale_rule=ScaleRule.RCEIL)
+        yield (
+            replace(base, scale_rule=ScaleRule.CEIL),
+            replace(base, scale_rule=ScaleRule.FLOOR, prescale=True),
+        )
     yield replace(base, rounding=Rounding.RNA), replace(base, rounding=Rounding.RTZ)
     yield sr, sr
     yield sr, base
     yield base, sr
-    yield replace(sr, sr_bits=8), replace(sr, sr_bits=20, prescale=True)
+    yield replace(sr, sr_bits=8), replace(sr, sr_bits=20, prescale=powers)
     yield base, turned
     yield turned, base
     yield turned, turned
-    yield replace(base, hadamard=16), replace(base, hadamard=16, prescale=True)
+    yield replace(base, hadamard=16), replace(base, hadamard=16, prescale=powers)
     yield base, replace(base, hadamard=256)
     yield replace(turned, hadamard=128), replace(base, hadamard=2)
     yield replace(turned, hadamard=64), replace(base, hadamard=16, signs=SignPolicy.FIXED)
@@ -114,7 +118,7 @@ def _pairs(plan: Plan) -> Iterator[Pair]:
     yield tile, tile
     yield tile, base
     yield base, tile
-    yield replace(tile, rounding=Rounding.SR), replace(turned, block=BlockShape.TILE)
+    yield replace(tile, rounding=Rounding.SR), replace(turned, block=plan.format.tile)
 
 
 def _values(rng: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float64]:
@@ -131,7 +135,7 @@ def _drawn(rng: np.random.Generator, plan: Plan) -> Dual:
     specs = drawn_spec(rng, plan.declared, plan.format), drawn_spec(rng, plan.declared, plan.format)
     k = plan.format.k
     units = [max(k, spec.hadamard) for spec in specs[::-1]]  # of axis 0, then of axis 1
-    tiles = any(spec.block is BlockShape.TILE for spec in specs)
+    tiles = any(spec.block.is_tile for spec in specs)
     pads = bool(rng.integers(2)), bool(rng.integers(2))
     shape = [unit * int(rng.integers(1, 4)) for unit in units]
     for axis, pad in ((1, pads[0]), (0, pads[1])):
@@ -146,7 +150,7 @@ def _drawn(rng: np.random.Generator, plan: Plan) -> Dual:
     if not any(pads) and rng.integers(2):
         origin = int(rng.integers(3)) * max(units), int(rng.integers(3)) * max(units)
         total = origin[0] + shape[0], origin[1] + shape[1] + max(units)
-        where |= {"origin": origin, "global_shape": total}
+        where |= {"origin": origin, "global_shape": total, "amax": plan.amax}
     seed = Stream(int(rng.integers(1 << 62)), int(rng.integers(1 << 20)), int(rng.integers(99)), operand=2)
     return _dual(x, specs, pads, (seed, replace(seed, operand=4)), **where)
 
@@ -163,8 +167,8 @@ def _dual_check(title: str, case: Dual) -> Iterator[Check]:
     def problem(subject: Subject) -> tuple[int, str]:
         backend, compared = subject.backend, 0
         pair = backend.quantize_dual(
-            subject.give(row.array()), (row.spec, column.spec), placements=(row.placement, column.placement),
-            pads=(row.pad, column.pad),
+            subject.give(row.array()), (row.spec, column.spec), pads=(row.pad, column.pad),
+            placements=(row.placement_for(subject), column.placement_for(subject)),
         )  # fmt: skip
         for q, request in zip(pair, case, strict=True):
             got, want = as_numpy(subject, q), as_numpy(subject, request.ask(subject))
@@ -193,14 +197,14 @@ def _dual_check(title: str, case: Dual) -> Iterator[Check]:
 def _fake(plan: Plan, title: str, spec: OperandSpec, dtype: str, rng: np.random.Generator) -> Check:
     x = plan.cast(tame(rng, (64, 64), made=plan.format) * rng.standard_normal((64, 64)))
     x[3, 5] = np.inf
-    padded = spec.block is BlockShape.ROW
+    padded = not spec.block.is_tile
     whole = Request(x, spec, -1, STREAM, pad=padded)
 
     def problem(subject: Subject) -> tuple[int, str]:
         compared = 0
         for asked in (whole, replace(whole, x=x[:41, :3] if padded else x, axis=0)):
             given = subject.give(asked.array())
-            fake = subject.backend.fake_quantize(given, spec, dtype=dtype, **asked.arguments)
+            fake = subject.backend.fake_quantize(given, spec, dtype=dtype, **asked.arguments_for(subject))
             plain = subject.backend.dequantize(asked.ask(subject), dtype)
             got, want = subject.take(fake), subject.take(plain)
             compared += want.size

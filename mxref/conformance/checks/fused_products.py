@@ -17,7 +17,15 @@ from mxref.backend import within_range
 from mxref.conformance.checking import Asked, Check, Op, Plan, Subject
 from mxref.conformance.checks.gemms import adversarial
 from mxref.conformance.finding import product_check
-from mxref.conformance.requests.decoding import LAYOUTS, differs, drawn_array, first_place, given, shown
+from mxref.conformance.requests.decoding import (
+    LAYOUTS,
+    differs,
+    drawn_array,
+    first_place,
+    given,
+    no_tensor_scale,
+    shown,
+)
 from mxref.conformance.requests.multiplying import Operands, Product
 from mxref.conformance.requests.quantizing import as_numpy
 from mxref.errors import DtypeError, ShapeError, UnsupportedError
@@ -48,7 +56,7 @@ def _operands(
     """Shapes, axes, padding and strides; every scale; NaN blocks; the prescale of either operand."""
 
     def drawn(shape: tuple[int, int], axis: int, length: int) -> MXArray:
-        return drawn_array(rng, shape, axis, length, (120, 133), made=made)
+        return drawn_array(rng, shape, axis, length, (-7, 6), made=made)
 
     sizes = ((1, 1, 32), (5, 33, 96), (65, 17, 64), (3, 130, 160), (130, 65, 288))
     for m, n, k in sizes if full else sizes[:3]:
@@ -59,9 +67,15 @@ def _operands(
     yield "no rows", drawn((3, 64), 1, 64), drawn((0, 64), 1, 64)
     yield "K = 0", drawn((2, 0), 1, 0), drawn((3, 0), 1, 0)
     a, b = adversarial(rng, 9, 6, made), adversarial(rng, 40, 6, made)
-    b.scales[3, :] = 255
+    b.scales[3, :] = made.scale.nan_code
     yield "every scale and NaN blocks", a, b
-    for prescales in ((True, False), (False, True), (True, True)):
+    if made.tensor_scale:
+        a, b = (
+            replace(drawn((rows, 64), 1, 64), tensor_scale=np.array([scale], np.float32))
+            for rows, scale in ((4, 1 / 2688), (7, 3.7))
+        )
+        yield "scales of tensors", a, b
+    for prescales in ((True, False), (False, True), (True, True)) if made.scale.powers else ():
         a, b = (
             replace(drawn((rows, 64), 1, 64), prescale=p) for rows, p in zip((4, 7), prescales, strict=True)
         )
@@ -70,9 +84,9 @@ def _operands(
 
 def _other(q: MXArray) -> MXArray:
     """Return an array of the same shape that holds other numbers."""
-    return replace(
-        q, codes=q.codes ^ np.uint8(0x35), scales=np.where(q.scales < 100, 130, 100).astype(np.uint8)
-    )
+    low, high = q.format.scale.one_code - 27, q.format.scale.one_code + 3
+    scales = np.where(q.scales < low, high, low).astype(np.uint8)
+    return replace(q, codes=q.codes ^ np.uint8(0x35), scales=scales)
 
 
 def _prepare(subject: Subject, q: MXArray, profile: GemmProfile) -> MXArray:
@@ -152,7 +166,7 @@ def _keeps_its_operand(
 
 def _refuses_operands(profile: GemmProfile, made: BlockFormat) -> Check:
     codes, scales = np.zeros((2, 3, made.code_bytes(made.k)), np.uint8), np.zeros((2, 3, 1), np.uint8)
-    q = MXArray(codes, scales, (2, 3, made.k), 2, format=made)
+    q = MXArray(codes, scales, (2, 3, made.k), 2, format=made, tensor_scale=no_tensor_scale(made))
 
     def call(subject: Subject) -> object:
         return _prepare(subject, given(subject, q), profile)
@@ -242,7 +256,7 @@ def _refuses_sums(profile: GemmProfile, made: BlockFormat) -> Check:
     title = f"add_product, {profile.value}: refuses what does not fit"
     rng = np.random.default_rng(6)
     a, b, longer = (
-        drawn_array(rng, (rows, k), 1, k, (120, 133), made=made) for rows, k in ((4, 64), (6, 64), (6, 96))
+        drawn_array(rng, (rows, k), 1, k, (-7, 6), made=made) for rows, k in ((4, 64), (6, 64), (6, 96))
     )
 
     def filled(*shape: int) -> NDArray[np.float32]:

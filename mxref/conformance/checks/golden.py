@@ -22,7 +22,7 @@ from mxref.formats import BLOCK_FORMATS, BlockFormat
 from mxref.plan import dtype_name
 from mxref.recipe import GemmProfile
 from mxref.vectors import BACKEND_OPS, DEFAULT, Record, RecordOp, load_vectors
-from mxref.vectors.data import record_format, record_operand, record_stream, record_tensor
+from mxref.vectors.data import parse_words, record_format, record_operand, record_stream, record_tensor
 from mxref.vectors.run import run_record
 
 _GENERATED = ("x_seed", "operand_seed")
@@ -96,19 +96,23 @@ def _blamed(record: Record, request: Request, subject: Subject, got: Blocks, pla
         return "quantize.order" if "quantize.order" in record.clauses else next(joined, first)
     if decided.startswith("scale.") and "scale.block.tile" in record.clauses:
         return "scale.block.tile"
-    exact = decided.startswith(("scale.", "rounding.sign", "rounding.saturate", "rounding.scaled"))
+    exact = decided.startswith(
+        ("scale.", "rounding.sign", "rounding.saturate", "rounding.scaled", "rounding.quotient")
+    )
     return decided if exact or decided in record.clauses else first
 
 
 def _request(record: Record) -> Request | None:
-    """Return the quantization that a record asks for."""
+    """Return the quantization that a record asks for, None where no request can say it."""
     if record.op is not RecordOp.QUANTIZE or "error" in record.expected:
         return None
     i = record.inputs
     origin, shape = i.get("origin"), i.get("global_shape")
+    amax = parse_words(i["tensor_amax"], 1, record.id).view(np.float32)[0] if "tensor_amax" in i else None
     return Request(
         record_tensor(record), record.spec, i.get("axis", -1), record_stream(record),
         tuple(origin) if origin else None, tuple(shape) if shape else None, i.get("pad", False),
+        amax=None if amax is None else float(amax),
     )  # fmt: skip
 
 

@@ -20,12 +20,12 @@ from mxref.conformance.finding import controlled_check, quantize_check
 from mxref.conformance.requests.crafted import any_bits, heavy_tailed, tame
 from mxref.conformance.requests.quantizing import LAYOUTS, Blocks, Request
 from mxref.errors import ShapeError
-from mxref.formats import INPUT_DTYPES, BlockFormat, BlockShape
+from mxref.formats import INPUT_DTYPES, BlockFormat
 from mxref.recipe import OperandSpec
 from mxref.steps.hadamard import SIZES, SignPolicy
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
-from mxref.steps.scale import ScaleRule
+from mxref.steps.scale import rules_of
 
 STREAM = Stream(99, step=2, layer=1, operand=4)
 
@@ -38,7 +38,7 @@ def checks(plan: Plan) -> Iterator[Check]:
     def request(shape: tuple[int, ...], axis: int = -1, **rest: Any) -> Request:
         spec = replace(plan.base, **rest.pop("spec", {}))
         x = tame(rng, shape, axis, made=plan.format)
-        return Request(plan.cast(x), spec, axis=axis, rng=STREAM, **rest)
+        return Request(plan.cast(x), spec, axis=axis, rng=STREAM, amax=plan.amax, **rest)
 
     yield _permuted(plan, rng, storage_clause(plan.element), 1)
     yield _permuted(plan, rng, "packing.scales", 8)
@@ -99,10 +99,11 @@ def drawn_spec(rng: np.random.Generator, caps: Capabilities, made: BlockFormat) 
     native = {Rounding.SR} if caps.native_sr else set()
     hadamard = one_of([0, 0, 0, *SIZES], {0, *caps.hadamard_sizes})
     return OperandSpec(
-        format=made, scale_rule=one_of(ScaleRule, caps.scale_rules), rounding=one_of(Rounding, caps.roundings - native),
+        format=made, scale_rule=one_of(rules_of(made.scale), caps.scale_rules),
+        rounding=one_of(Rounding, caps.roundings - native),
         sr_bits=one_of([16, 16, 1, 8, 17, 22], range(1, caps.max_sr_bits + 1)),
-        block=one_of([BlockShape.ROW] * 3 + [BlockShape.TILE], caps.blocks), zero_scale=one_of([0, 127]),
-        prescale=one_of([False, False, True], {False, caps.prescale}), hadamard=hadamard,
+        block=one_of([made.row] * 3 + [made.tile], caps.blocks), zero_scale=one_of([0, made.scale.one_code]),
+        prescale=one_of([False, False, True], {False, caps.prescale and made.scale.powers}), hadamard=hadamard,
         signs=one_of(SignPolicy) if hadamard else SignPolicy.NONE,
     )  # fmt: skip
 
@@ -111,13 +112,13 @@ def _drawn(rng: np.random.Generator, plan: Plan) -> Request:
     one_of = partial(_one_of, rng)
     caps, made = plan.declared, plan.format
     spec = drawn_spec(rng, caps, made)
-    tile = spec.block is BlockShape.TILE
+    tile = spec.block.is_tile
     unit = max(made.k, spec.hadamard)
     length = unit * one_of([1, 1, 2, 3])
     pad = not tile and bool(rng.integers(4) == 0)
     others = one_of([(32,), (64,), (2, 32)] if tile else [(1,), (3,), (7,), (2, 3)])
     axis = -1 if len(others) > 1 else one_of([-1, 0])
-    shape = (*others, length - (one_of([1, 5, 24]) if pad else 0))
+    shape = (*others, length - (one_of([1, 5, made.k * 3 // 4]) if pad else 0))
     drawn = one_of([partial(any_bits, element=made.element), heavy_tailed, _normal, _zeros_and_signs])(
         rng, shape
     )
@@ -133,7 +134,12 @@ def _drawn(rng: np.random.Generator, plan: Plan) -> Request:
     stream = Stream(
         int(rng.integers(1 << 62)), int(rng.integers(1 << 20)), int(rng.integers(99)), int(rng.integers(6))
     )
-    return Request(cast(x, name), spec, axis=axis, rng=stream, pad=pad, **where)
+    x = cast(x, name)
+    amax = None
+    if made.tensor_scale and (where or rng.integers(2)):  # that of a part is given, near some of its elements
+        magnitudes = np.abs(x[np.isfinite(x)].astype(np.float32))
+        amax = float(one_of(magnitudes)) if magnitudes.size else 1.0
+    return Request(x, spec, axis=axis, rng=stream, pad=pad, amax=amax, **where)
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -146,8 +152,8 @@ def _zeros_and_signs(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArra
 
 
 def _permuted(plan: Plan, rng: np.random.Generator, clause: str, blocks: int) -> Check:
-    shape = (48, plan.format.k * blocks)
-    return permuted(clause, Request(plan.cast(tame(rng, shape, made=plan.format)), plan.base, rng=STREAM))
+    x = plan.cast(tame(rng, (48, plan.format.k * blocks), made=plan.format))
+    return permuted(clause, Request(x, plan.base, rng=STREAM, amax=plan.amax))
 
 
 def permuted(clause: str, request: Request) -> Check:

@@ -6,6 +6,7 @@ A new field of `Capabilities` gets its values in `_SETS`, and in `_TREATMENT` if
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
 from itertools import product
@@ -18,26 +19,27 @@ from mxref.capabilities import Capabilities, declared_words
 from mxref.conformance.checking import Asked, Check, Op, Plan, Subject, cast, declares
 from mxref.conformance.finding import quantize_check
 from mxref.conformance.outcome import CheckResult
-from mxref.conformance.requests.crafted import any_bits, crafted_blocks, tame
+from mxref.conformance.requests.crafted import any_bits, crafted_tensors, tame
 from mxref.conformance.requests.decoding import DTYPES, drawn_array, given
 from mxref.conformance.requests.quantizing import Blocks, Request, all_of_it
-from mxref.errors import DtypeError, NonfiniteError, UnsupportedError
+from mxref.errors import DtypeError, NonfiniteError, RecipeError, UnsupportedError
 from mxref.formats import BLOCK_FORMATS, INPUT_DTYPES, BlockFormat, BlockShape, Nonfinite
 from mxref.gemm import OUT_DTYPES
 from mxref.mxarray import MXArray
 from mxref.placement import Placement
-from mxref.recipe import GemmProfile
+from mxref.recipe import GemmProfile, OperandSpec
 from mxref.steps.hadamard import SIZES
 from mxref.steps.random import Stream
 from mxref.steps.rounding import MAX_SR_BITS, Rounding
-from mxref.steps.scale import ScaleRule
+from mxref.steps.scale import ScaleRule, rules_of
 
 STREAM = Stream(8, step=1, layer=3, operand=4)
 _FORMATS = tuple(BLOCK_FORMATS.values())
 _PAIRS = tuple((a, b) for a, b in product(_FORMATS, repeat=2) if a.k == b.k)
+_BLOCKS = tuple(dict.fromkeys(shape for made in _FORMATS for shape in (made.row, made.tile)))
 _SETS: dict[str, tuple[tuple[Any, ...], tuple[Op, ...]]] = {
     "formats": (_FORMATS, (Op.QUANTIZE, Op.DEQUANTIZE)), "scale_rules": (tuple(ScaleRule), (Op.QUANTIZE,)),
-    "roundings": (tuple(Rounding), (Op.QUANTIZE,)), "blocks": (tuple(BlockShape), (Op.QUANTIZE,)),
+    "roundings": (tuple(Rounding), (Op.QUANTIZE,)), "blocks": (_BLOCKS, (Op.QUANTIZE,)),
     "hadamard_sizes": (SIZES, (Op.QUANTIZE, Op.HADAMARD)), "in_dtypes": (INPUT_DTYPES, (Op.QUANTIZE, Op.HADAMARD)),
     "dequantize_dtypes": (DTYPES, (Op.DEQUANTIZE,)),
     "gemms": (tuple((profile, a, b) for profile in GemmProfile for a, b in _PAIRS), (Op.GEMM,)),
@@ -70,9 +72,12 @@ def _capabilities(subject: Subject) -> tuple[int, str]:
     else:
         for name, (members, _) in _SETS.items():
             value = getattr(caps, name)
-            # Thresholds are scale rules beside the members.
+            # Thresholds are scale rules beside the members, and tiles may have other numbers of rows.
             if not isinstance(value, frozenset) or any(
-                one not in members and not getattr(one, "is_threshold", False) for one in value
+                one not in members
+                and not getattr(one, "is_threshold", False)
+                and not isinstance(one, BlockShape)
+                for one in value
             ):
                 problem = (
                     f"{name} = {value!r} is not a frozenset of members of {', '.join(map(str, members))}"
@@ -116,6 +121,8 @@ def _refusal(plan: Plan, name: str, op: Op, value: Any) -> Callable[[Subject], t
         caps = subject.capabilities
         if declares(caps, name, value) or not _reachable(caps, op, name):
             return 0, ""
+        if op is Op.QUANTIZE and _treated(plan, caps, name, value) is None:
+            return 0, ""
         try:
             _ask(subject, plan, name, op, value)
         except UnsupportedError as err:
@@ -145,9 +152,9 @@ def _ask(subject: Subject, plan: Plan, name: str, op: Op, value: Any) -> None:
     dtype = value if name == "in_dtypes" else plan.dtype
     x = subject.give(cast(np.ones((32, 256), np.float32), dtype))
     if op is Op.QUANTIZE:
-        changed = {_TREATMENT[name]: value} if name in _TREATMENT else {}
-        changed |= {"rounding": Rounding.SR} if name == "max_sr_bits" else {}
-        backend.quantize(x, replace(plan.base, **changed), placement=Placement(STREAM))
+        treated = _treated(plan, caps, name, value)
+        assert treated is not None  # else the value is not asked for
+        backend.quantize(x, treated, placement=Placement(STREAM))
     elif op is Op.HADAMARD:
         backend.hadamard(x, value if name == "hadamard_sizes" else min(caps.hadamard_sizes))
     elif op is Op.DEQUANTIZE:
@@ -159,6 +166,20 @@ def _ask(subject: Subject, plan: Plan, name: str, op: Op, value: Any) -> None:
         a, b = (_stored(subject, made) for made in formats)
         out = value if name == "gemm_dtypes" else max(caps.gemm_dtypes)
         backend.scaled_gemm(a, b, profile=profile, out_dtype=out)
+
+
+def _treated(plan: Plan, caps: Capabilities, name: str, value: Any) -> OperandSpec | None:
+    """Return a plain treatment with one value, in the plan's format or another declared one that has such a thing."""
+    changed: dict[str, Any] = {_TREATMENT[name]: value} if name in _TREATMENT else {}
+    changed |= {"rounding": Rounding.SR} if name == "max_sr_bits" else {}
+    plain = {"rounding": plan.base.rounding} | changed
+    if name == "formats":
+        return OperandSpec(**plain)
+    others = [OperandSpec(made, rounding=plan.base.rounding) for made in _FORMATS if made in caps.formats]
+    for base in (plan.base, *others):
+        with suppress(RecipeError):  # a choice that the format does not have
+            return replace(base, **changed)
+    return None
 
 
 def _stored(subject: Subject, made: BlockFormat) -> MXArray:
@@ -189,18 +210,19 @@ def input_checks(plan: Plan) -> Iterator[Check]:
 
 def _narrow_inputs(plan: Plan, name: str) -> Iterator[Check]:
     """Narrow input types, if the same values in float32 give the right answer."""
-    x = cast(crafted_blocks(plan.format, plan.full).x, name)
+    tensors = crafted_tensors(plan.format, plan.full)
     words = np.arange(0x7F80 if name == "bfloat16" else 0x7C00, dtype=np.uint16)  # every finite magnitude
     block = np.zeros((len(words), plan.format.k), np.uint16)
     block[:, :4] = words[:, None]
     block[:, 1:4] >>= np.array([1, 2, 3], np.uint16)
-    every = block[:: 1 if plan.full else 61].view(x.dtype)
+    every = block[:: 1 if plan.full else 61].view(cast(np.zeros(1, np.float32), name).dtype)
     for spec in (
-        *(replace(plan.base, scale_rule=rule) for rule in ScaleRule),
-        replace(plan.base, rounding=Rounding.SR, prescale=True),
+        *(replace(plan.base, scale_rule=rule) for rule in rules_of(plan.format.scale)),
+        replace(plan.base, rounding=Rounding.SR, prescale=plan.format.scale.powers),
     ):
-        for what, values in (("crafted blocks", x), ("every magnitude as amax", every)):
-            request = Request(values, spec, rng=STREAM)
+        crafted = [(f"crafted blocks{each.where}", cast(each.x, name), each.amax) for each in tensors]
+        for what, values, amax in (*crafted, ("every magnitude as amax", every, plan.amax)):
+            request = Request(values, spec, rng=STREAM, amax=amax)
             yield _narrow_check(f"{name}, {spec.scale_rule.value} {spec.rounding.value}, {what}", request)
 
 
@@ -223,7 +245,7 @@ def _narrow_check(title: str, request: Request) -> Check:
 def _raises_nonfinite(plan: Plan) -> Check:
     x = tame(np.random.default_rng(3), (4, 64), made=plan.format)
     x[2, 40] = np.nan
-    request = Request(plan.cast(x), replace(plan.base, nonfinite=Nonfinite.RAISE), rng=STREAM)
+    request = Request(plan.cast(x), replace(plan.base, nonfinite=Nonfinite.RAISE), rng=STREAM, amax=plan.amax)
     title = "nonfinite = 'raise'"
     accepted = f"{title} let a NaN pass"
     return Check.refused("scale.nonfinite", title, request, request.ask, NonfiniteError, accepted)

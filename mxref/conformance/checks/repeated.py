@@ -33,7 +33,7 @@ from mxref.steps.hadamard import SIZES
 from mxref.steps.random import Stream
 
 STREAM = Stream(11, step=2, layer=5, operand=1)
-_SCALES = (120, 133)
+_SCALES = (-7, 6)
 _SHAPE, _FEWER = (32, 256), 12
 """The shape of inputs, and the rows of operands of a product."""
 _THREADS, _ROUNDS = 4, 6

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from mxref.conformance.checking import Asked, Check, Op, Plan, Subject
 from mxref.conformance.finding import controlled_check, quantize_check
 from mxref.conformance.requests.crafted import tame
-from mxref.conformance.requests.quantizing import Blocks, Request, as_numpy
+from mxref.conformance.requests.quantizing import Blocks, Request, as_numpy, magnitude_codes
 from mxref.conformance.sr_statistics import stochastic_problem
-from mxref.formats import BlockShape, ElementFormat
+from mxref.formats import BlockFormat, ElementFormat, Negatives
 from mxref.plan import QuantPlan
 from mxref.quantization import dequantize
 from mxref.recipe import OperandSpec
@@ -56,7 +56,7 @@ def checks(plan: Plan) -> Iterator[Check]:
         for title, arguments in _places().items():
             some = replace(spec, sr_bits=bits)
             yield _clear(plan, "random.index", f"R = {bits}, {title}", some, STREAM, **arguments)
-    tile = replace(spec, block=BlockShape.TILE)
+    tile = replace(spec, block=plan.format.tile)
     yield _clear(plan, "random.index", "tiles of a shard", tile, STREAM, shape=(32, 64), origin=(64, 32),
                  global_shape=(128, 96))  # fmt: skip
     for bits in all_bits:
@@ -121,7 +121,7 @@ def _clear(
     if plan.base.rounding is not Rounding.SR:  # are the rows the right ones, whatever their random bits?
         values = tame(np.random.default_rng(6), shape, where.get("axis", -1), made=plan.format)
         plain = replace(plan.base, block=spec.block)
-        controls.append(Request(plan.cast(values), plain, **{"rng": rng, **where}))
+        controls.append(Request(plan.cast(values), plain, **{"rng": rng, "amax": plan.amax, **where}))
     return controlled_check(clause, title, _made(plan, _away, arguments), controls)
 
 
@@ -136,11 +136,15 @@ def _made(plan: Plan, place: Any, where: dict[str, Any]) -> Request:
     gap = rng.integers(0, len(width), r.shape)
     fraction = place(rng, r, spec.sr_bits, plan.element)
     x = (lower[gap] + width[gap] * fraction) * rng.choice([-1.0, 1.0], r.shape)
-    x[:, :: plan.format.k] = 2.0**plan.element.max_exponent  # amax: every rule makes X = 1 of it
+    x[:, :: plan.format.k] = _amax_of_one(plan.format)
     rows = x[:, : shape[resolved.axis]].reshape(*resolved.rows_shape, shape[resolved.axis])
-    return Request(
-        plan.cast(np.ascontiguousarray(np.moveaxis(rows, -1, resolved.axis), np.float32)), spec, **arguments
-    )
+    x = np.ascontiguousarray(np.moveaxis(rows, -1, resolved.axis), np.float32)
+    return Request(plan.cast(x), spec, amax=plan.amax, **arguments)
+
+
+def _amax_of_one(made: BlockFormat) -> float:
+    """Return the largest magnitude of a block of which every rule makes X = 1."""
+    return 2.0**made.element.max_exponent if made.scale.powers else made.element.max_value
 
 
 def _gaps(element: ElementFormat) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -176,7 +180,7 @@ def _turning(
     Both are multiples of the last place that float32 has for them between any two grid points.
     """
     full = 1 << bits
-    last = 2.0 ** -(MANTISSA_BITS - element.mantissa_bits)
+    last = 2.0 ** -(MANTISSA_BITS - element.precision)
     at = np.minimum(np.ceil((full - r) / full / last) * last, 1 - max(last, 1 / full))
     below = np.ceil((full - r) / full / last) * last - last
     return np.where(rng.integers(0, 2, r.shape), at, below)
@@ -186,8 +190,8 @@ def _right_bits_anywhere(plan: Plan, spec: OperandSpec) -> Check:
     """Half-way values in groups of eight: how many are rounded up does not depend on the order of Philox's words."""
     one, k = plan.element.values.index(1.0), plan.format.k
     x = np.full((64, 256), sum(plan.element.values[one : one + 2]) / 2, np.float32)
-    x[:, ::k] = 2.0**plan.element.max_exponent
-    request = Request(plan.cast(x), spec, rng=Stream(0))
+    x[:, ::k] = _amax_of_one(plan.format)
+    request = Request(plan.cast(x), spec, rng=Stream(0), amax=plan.amax)
 
     def judge(got: Blocks, want: Blocks) -> tuple[NDArray[np.bool_], int]:
         counts = ((b.codes == one + 1).reshape(*b.scales.shape, -1, 8).sum(axis=-1) for b in (got, want))
@@ -212,13 +216,17 @@ def _native(plan: Plan, spec: OperandSpec) -> Check:
             x: NDArray[np.float32], spec: OperandSpec, stream: Stream, first: int
         ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
             nonlocal compared, left
-            asked = Request(x[first:], spec, rng=stream)
+            asked = Request(x[first:], spec, rng=stream, amax=plan.amax)
             got = Blocks.of(as_numpy(subject, asked.ask(subject)))
             toward_zero = replace(asked, spec=replace(spec, rounding=Rounding.RTZ, sr_bits=16)).expected
             low = Blocks.of(toward_zero)
-            up = got.codes.astype(np.int64) - low.codes
+            reached = magnitude_codes(got.codes, plan.element)
+            below = magnitude_codes(low.codes, plan.element)
+            up = reached.astype(np.int64) - below
+            if plan.element.negatives is Negatives.SIGN:  # a sign that turned is far from both neighbours
+                up += (got.codes & plan.element.sign).astype(np.int64) - (low.codes & plan.element.sign)
             stays = (dequantize(toward_zero, "float32") == asked.x).reshape(up.shape)
-            stays |= low.codes & (plan.element.sign - 1) == plan.element.max_code
+            stays |= below == plan.element.max_code
             left += int(((up < 0) | (up > ~stays)).sum() + (got.scales != low.scales).sum())
             compared += up.size
             return got.codes.reshape(len(asked.x), -1), got.scales

@@ -23,7 +23,7 @@ from mxref.conformance.requests.quantizing import LAYOUTS, Request
 from mxref.plan import dtype_name
 from mxref.steps.hadamard import SIZES, Rotation, SignPolicy, hadamard
 from mxref.steps.random import Stream
-from mxref.steps.scale import ScaleRule
+from mxref.steps.scale import rules_of
 
 STREAM = Stream(41, step=6, layer=2, operand=0)
 _SMALL = 512
@@ -199,19 +199,21 @@ def _nonfinite(plan: Plan, rng: np.random.Generator, n: int) -> NDArray[np.float
 def _quantized(plan: Plan, rng: np.random.Generator, n: int) -> Iterator[Check]:
     """The transform inside a quantization: float32 into the scale, signs by policy and GEMM, overflow a NaN block."""
     length = max(plan.format.k, n)
-    for rule in ScaleRule if plan.full else (plan.base.scale_rule,):
+    for rule in rules_of(plan.format.scale) if plan.full else (plan.base.scale_rule,):
         spec = replace(plan.base, scale_rule=rule, hadamard=n)
         x = plan.cast(rng.standard_normal((40, 2 * length)))
-        yield quantize_check("hadamard.float32", f"H{n} {rule.value}", Request(x, spec, rng=STREAM))
+        yield quantize_check(
+            "hadamard.float32", f"H{n} {rule.value}", Request(x, spec, rng=STREAM, amax=plan.amax)
+        )
     spec = replace(plan.base, hadamard=n)
     x = tame(rng, (4, 2 * length), made=plan.format)
     x[1, 3], x[2, length] = np.inf, np.nan
     x[3] = np.finfo(np.float32).max
-    request = Request(plan.cast(x), spec, rng=STREAM)
+    request = Request(plan.cast(x), spec, rng=STREAM, amax=plan.amax)
     yield quantize_check("hadamard.nonfinite", f"H{n} quantized, NaN, Inf, overflow", request)
     x = plan.cast(tame(rng, (8, 2 * length), made=plan.format))
     for policy in SignPolicy if plan.full or n in (16, 64, 256) else (SignPolicy.PER_STEP_LAYER,):
         for stream in (Stream(3), STREAM, *(replace(STREAM, operand=o) for o in range(1, 6))):
             title = f"H{n} {policy.value}, step {stream.step}, layer {stream.layer}, operand {stream.operand}"
-            request = Request(x, replace(spec, signs=policy), rng=stream)
+            request = Request(x, replace(spec, signs=policy), rng=stream, amax=plan.amax)
             yield quantize_check("hadamard.policy", title, request)

@@ -9,7 +9,7 @@ passes: `tests/mxref/conformance/test_crafted.py` removes each and shows it. A n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 
@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.formats import BlockFormat, ElementFormat
-from mxref.steps.scale import INFINITY_BITS, MANTISSA_MASK, ScaleRule, bump_above
+from mxref.steps.quotient import tensor_scale
+from mxref.steps.scale import EXPONENT_RULES, INFINITY_BITS, MANTISSA_MASK, ScaleRule, bump_above
 
 SIGN = 0x80000000
 FLT_MAX = 0x7F7FFFFF
@@ -34,6 +35,10 @@ class Crafted:
     names: tuple[str, ...]
     x: NDArray[np.float32]
     """[N, k], read-only."""
+    amax: float | None = None
+    """The largest magnitude of their tensor; None where it is their own, or the format needs none."""
+    where: str = ""
+    """What a check's name says of that."""
 
 
 @cache
@@ -42,7 +47,7 @@ def turns(element: ElementFormat) -> tuple[int, ...]:
 
     At 0x7ffff0 a float32 log2 still rounds up.
     """
-    bounds = {rule: bump_above(rule, element) for rule in ScaleRule}
+    bounds = {rule: bump_above(rule, element) for rule in EXPONENT_RULES}
     found = {m for bound in bounds.values() for m in (bound, bound + 1)} | {
         bounds[ScaleRule.RCEIL] - 1,
         0x7FFFF0,
@@ -72,6 +77,90 @@ def crafted_blocks(made: BlockFormat, full: bool = True) -> Crafted:
         *_amax(rng, made, biased, turns(made.element)),
     ]  # fmt: skip
     return _crafted(rows)
+
+
+_TENSORS = (
+    # of the tensor: a scale of 1, one that rounds, the same from the other side, a large and a small one
+    (2688.0, ", tensor 2688"), (1.0, ", tensor 1"), (260.0, ", tensor 260"), (3e38, ", tensor 3e38"),
+    # subnormal scales, and the least, which is held up
+    (2.0**-130, ", tensor 2^-130"), (2.0**-149, ", tensor 2^-149"),
+    # a tensor that says it is all zeros
+    (0.0, ", tensor 0"),
+)  # fmt: skip
+"""Largest magnitudes of tensors, and what a check's name says of them."""
+_OWN, _LARGER = 260.0, 26000.0
+
+
+@cache
+def crafted_tensors(made: BlockFormat, full: bool = True) -> tuple[Crafted, ...]:
+    """Return the crafted blocks, for a format with a scale of the tensor under several of them.
+
+    Where a format's scales are powers of two, they are those of `crafted_blocks`.
+    """
+    if made.scale.powers:
+        return (crafted_blocks(made, full),)
+    if not made.tensor_scale:
+        return (_crafted(_under(made, np.float32(1), full)),)
+    found = [
+        replace(_crafted(_under(made, _tensor_scale(amax, made), full)), amax=amax, where=where)
+        for amax, where in _TENSORS
+    ]
+    rows = _under(made, _tensor_scale(_OWN, made), full)
+    rows = [(name, bits) for name, bits in rows if _largest(bits) < _OWN]
+    largest = np.full(made.k, np.float32(_OWN)).view(np.uint32)
+    # A NaN block counts too.
+    rows.append(("the largest of the tensor, and a NaN", _with(largest, 0, NAN_PAYLOADS[0])))
+    found.append(replace(_crafted(rows), where=", tensor of its own"))
+    found.append(replace(_crafted(rows), amax=_LARGER, where=", tensor larger than its own"))
+    return tuple(found)
+
+
+def _tensor_scale(amax: float, made: BlockFormat) -> np.float32:
+    return tensor_scale(np.float32(amax), made).scale
+
+
+def _largest(bits: Bits) -> float:
+    """Return the largest finite magnitude of a block."""
+    magnitudes = bits & np.uint32(SIGN - 1)
+    return float(magnitudes[magnitudes < INFINITY_BITS].max(initial=0).astype(np.uint32).view(np.float32))
+
+
+def _under(made: BlockFormat, tensor: np.float32, full: bool) -> Rows:
+    """Return the blocks for scales with a mantissa, at a scale of the tensor.
+
+    They hold what is special; the largest magnitude at and beside every tie of two scales, the ends among them; and
+    the ties and points of the elements under every scale, with their neighbours. Without `full`, a tenth of them.
+    """
+    rng = np.random.default_rng(33)
+    scale, k = made.scale, made.k
+    values = np.array(scale.values[: scale.max_code + 1])
+    unit = float(tensor)
+    few = {0, 1, 2, 7, 8, 9, scale.one_code, scale.max_code - 1}
+    codes = range(scale.max_code) if full else sorted({*few, *range(5, scale.max_code, 12)})
+    turns = [
+        (f"between scales {code} and {code + 1}", (values[code] + values[code + 1]) / 2) for code in codes
+    ]
+    step = values[-1] - values[-2]
+    turns += [
+        ("at the largest scale", values[-1]), ("half a step above it", values[-1] + step / 2),
+        ("far above it", 99 * values[-1]), ("far below the least", values[1] / 64),
+    ]  # fmt: skip
+    rows = _special(rng, k)
+    for name, turn in turns:
+        for amax in np.unique(near(np.array([turn * made.element.max_value * unit]), 1)).tolist():
+            row = np.maximum(amax - rng.integers(0, 6 << 23, k), 0).astype(np.uint32)
+            row |= rng.integers(0, 2, k).astype(np.uint32) << np.uint32(31)
+            row[rng.integers(k)] = amax | int(rng.integers(2)) << 31
+            rows.append((f"amax {name}, {amax:#010x}", row))
+    middles = np.array([*ties(made.element), *made.element.magnitudes[1:-1]])
+    parts = _parts(middles, (k - 1) // 3)
+    for code in (*codes, scale.max_code):
+        shared = values[code] * unit
+        amax = near(np.array([made.element.max_value * shared]), 0)
+        for number, some in enumerate(parts):
+            members = np.minimum(near(some * shared), amax[0])
+            rows.append((f"elements under scale {code}, {number}", fill(rng, np.append(members, amax), k)))
+    return rows
 
 
 @cache
@@ -228,7 +317,8 @@ def tame(
 ) -> NDArray[np.float32]:
     """Return grid points, 4 the largest of each block along `axis`, each block times a power of two.
 
-    Every scale rule and every rounding keeps them, so a wrong rule or rounding does not show here, only a wrong place.
+    Where scales have a mantissa, the largest is that of the element, and the scale of the tensor is to be 1. Every
+    scale rule and every rounding keeps them, so a wrong rule or rounding does not show here, only a wrong place.
     The scale makes the 4 the largest power of two on the grid, and no value is less than a 64th of it, so that narrow
     input types hold them all.
     """
@@ -236,9 +326,16 @@ def tame(
     length = lengths.pop(axis)
     power = 2.0**made.element.max_exponent
     points = [4 * m / power for m in made.element.magnitudes if power / 64 <= m <= power]
+    largest, lowest, highest = 4.0, -9, 9
+    if not made.scale.powers:
+        points = [m for m in made.element.magnitudes if m >= power / 64]
+        largest = made.element.max_value
+        lowest, highest = max(lowest, made.scale.min_exponent), min(highest, made.scale.max_exponent)
     x = rng.choice(points, (*lengths, length))
     x *= rng.choice([-1.0, 1.0], x.shape)
-    x[..., ::8] = 4.0
+    x[..., ::8] = largest
     blocks = -(-length // made.k)
-    x *= np.repeat(np.exp2(rng.integers(-9, 10, (*lengths, blocks))), made.k, axis=-1)[..., :length]
+    x *= np.repeat(np.exp2(rng.integers(lowest, highest + 1, (*lengths, blocks))), made.k, axis=-1)[
+        ..., :length
+    ]
     return np.ascontiguousarray(np.moveaxis(x, -1, axis), np.float32)

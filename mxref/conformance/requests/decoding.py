@@ -63,8 +63,14 @@ class Decoding:
         named = {} if self.q.format == OperandSpec().format else {"format": str(self.q.format)}
         return named | {
             "dtype": self.dtype, "shape": str(self.q.shape), "axis": str(self.q.axis),
+            **tensor_words("tensor scale", self.q),
             **({"layout": self.layout} if self.layout else {}),
         }  # fmt: skip
+
+
+def tensor_words(name: str, q: MXArray) -> dict[str, str]:
+    """Return the scale of the tensor in words under a name, where there is one."""
+    return {} if q.tensor_scale is None else {name: shown(np.asarray(q.tensor_scale)[0])}
 
 
 def given(subject: Subject, q: MXArray, layout: str = "") -> MXArray:
@@ -76,7 +82,13 @@ def given(subject: Subject, q: MXArray, layout: str = "") -> MXArray:
         return a.copy(order="F" if layout.startswith(name) else "C")
 
     codes, scales = (subject.give(fresh(n, np.asarray(getattr(q, n)))) for n in ("codes", "scales"))
-    return MXArray(codes, scales, q.shape, q.axis, q.block, q.prescale, q.rotation, q.format)
+    tensor = None if q.tensor_scale is None else subject.give(np.array(q.tensor_scale))
+    return MXArray(codes, scales, q.shape, q.axis, q.block, q.prescale, q.rotation, q.format, tensor)
+
+
+def no_tensor_scale(made: BlockFormat) -> NDArray[np.float32] | None:
+    """Return the scale of the tensor that changes nothing, for a format that has one."""
+    return np.ones(1, np.float32) if made.tensor_scale else None
 
 
 def differs(got: NDArray[Any], want: NDArray[Any]) -> NDArray[np.bool_]:
@@ -97,16 +109,17 @@ def drawn_array(
     shape: tuple[int, ...],
     axis: int,
     length: int,
-    scales: tuple[int, int] = (100, 150),
+    scales: tuple[int, int] = (-27, 23),
     *,
     made: BlockFormat,
 ) -> MXArray:
-    """Return an MXArray of drawn codes of numbers, its scale codes within the given half-open range."""
+    """Return an MXArray of drawn codes of numbers; `scales` is the half-open range of scale codes from that of 1."""
     rows = list(shape)
     rows.pop(axis)
     codes = drawn_codes(rng, rows, length, made)
-    drawn = rng.integers(*scales, (*rows, length // made.k)).astype(np.uint8)
-    return MXArray(codes, drawn, shape, axis, format=made)
+    low, high = (made.scale.one_code + offset for offset in scales)
+    drawn = rng.integers(low, high, (*rows, length // made.k)).astype(np.uint8)
+    return MXArray(codes, drawn, shape, axis, format=made, tensor_scale=no_tensor_scale(made))
 
 
 def drawn_codes(

@@ -17,10 +17,11 @@ from mxref.backend import within_range
 from mxref.block_dots import block_dots
 from mxref.capabilities import Gemm
 from mxref.conformance.checking import Needs, Op, Subject
-from mxref.conformance.requests.decoding import differs, given
+from mxref.conformance.requests.decoding import differs, given, no_tensor_scale, tensor_words
 from mxref.gemm import bounded_tolerance, prescale_product, scaled_gemm
 from mxref.mxarray import MXArray
 from mxref.recipe import GemmProfile, OperandSpec
+from mxref.steps.scale import scale_value
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,14 +96,16 @@ class Product:
             for dot in block_dots(self.a, self.b):
                 total += dot.approximate()
         total /= float(prescale_product(self.a, self.b))
+        for q in (self.a, self.b):
+            if q.tensor_scale is not None:
+                total *= float(q.tensor_scale[0])
         return total, bounded_tolerance(self.a, self.b, self.error_class, self.out)
 
     @property
     def _nan_scales(self) -> NDArray[np.bool_]:
         """Where a row of A or of B has a block that is NaN."""
-        a, b = ((q.scales == q.format.scale.nan_code).any(axis=1) for q in (self.a, self.b))
-        spoiled: NDArray[np.bool_] = a[:, None] | b
-        return spoiled
+        a, b = (np.isnan(scale_value(q.scales, q.format.scale)) for q in (self.a, self.b))
+        return np.asarray(a.any(axis=1, keepdims=True) | b.any(axis=1))
 
     def wrong(self, subject: Subject) -> tuple[NDArray[np.bool_], NDArray[Any]]:
         """Return where the backend's answer is not allowed, and the answer.
@@ -143,6 +146,7 @@ class Product:
             out["formats"] = f"{self.a.format} x {self.b.format}"
         if self.a.prescale or self.b.prescale:
             out["prescaled"] = " and ".join(name for name, q in (("A", self.a), ("B", self.b)) if q.prescale)
+        out |= tensor_words("tensor scale of A", self.a) | tensor_words("tensor scale of B", self.b)
         if self.layout:
             out["layout"] = self.layout
         return out
@@ -154,8 +158,9 @@ Operands = Callable[[Subject, Product, MXArray, MXArray], tuple[MXArray, MXArray
 def rows_of(q: MXArray) -> MXArray:
     """Return an operand as [rows, K] with the block axis last, padding made part of it."""
     return MXArray(
-        q.codes, q.scales, (q.scales.shape[0], q.length), 1, q.block, q.prescale, q.rotation, q.format
-    )
+        q.codes, q.scales, (q.scales.shape[0], q.length), 1, q.block, q.prescale, q.rotation, q.format,
+        q.tensor_scale,
+    )  # fmt: skip
 
 
 def decided(
@@ -184,6 +189,9 @@ def _plainer(subject: Subject, clause: str, product: Product) -> Product | None:
         return product.plain or replace(product, operands=None)
     if clause == "gemm.prescale":
         a, b = (replace(q, prescale=False) for q in (product.a, product.b))
+        return replace(product, a=a, b=b)
+    if clause == "gemm.tensor_scale":
+        a, b = (replace(q, tensor_scale=no_tensor_scale(q.format)) for q in (product.a, product.b))
         return replace(product, a=a, b=b)
     narrow = clause in ("gemm.output", "gemm.operands", "gemm.block_dot") and product.out != "float32"
     if narrow and "float32" in subject.capabilities.gemm_dtypes:

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from mxref.capabilities import Capabilities
 from mxref.conformance.checking import Needs, Op, Subject, block_format, declares
-from mxref.formats import BlockFormat, BlockShape, ElementFormat
+from mxref.formats import BlockFormat, ElementFormat, Negatives
 from mxref.layouts.packed import unpack
 from mxref.mxarray import MXArray
 from mxref.placement import Placement
 from mxref.plan import QuantPlan, dtype_name, plan_quantize
-from mxref.quantization import quantize
+from mxref.quantization import plan_tensor_scale, quantize
 from mxref.recipe import OperandSpec
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
@@ -53,12 +53,14 @@ Place = tuple[int, int]
 
 
 class Blocks(NamedTuple):
-    """Codes and scales by row and block."""
+    """Codes and scales by row and block, and the scale of the tensor above them."""
 
     codes: NDArray[np.uint8]
     """Element codes [R, B, k]."""
     scales: NDArray[np.uint8]
     """Scale codes [R, B]."""
+    tensor: int | None = None
+    """The float32 bits of the tensor's scale; None where the format has none."""
 
     @classmethod
     def of(cls, q: MXArray) -> Blocks:
@@ -67,7 +69,8 @@ class Blocks(NamedTuple):
         blocks = q.length // k
         none = np.empty((0, 0, k), np.uint8)
         codes = unpack(np.asarray(q.codes), element).reshape(-1, blocks, k) if blocks else none
-        return cls(codes, np.asarray(q.scales).reshape(codes.shape[:2]))
+        tensor = None if q.tensor_scale is None else int(np.asarray(q.tensor_scale).view(np.uint32)[0])
+        return cls(codes, np.asarray(q.scales).reshape(codes.shape[:2]), tensor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +87,8 @@ class Request:
     pad: bool = False
     layout: str = ""
     """One of `LAYOUTS`, or nothing for C order."""
+    amax: float | None = None
+    """The placement's amax, a float32; None takes the array's own, where the format needs one."""
 
     @property
     def format(self) -> BlockFormat:
@@ -103,17 +108,35 @@ class Request:
     @property
     def placement(self) -> Placement:
         """Where the array lies in the larger tensor, and its random stream."""
-        return Placement(self.rng, self.origin, self.global_shape)
+        amax = None if self.amax is None else np.array([self.amax], np.float32)
+        return Placement(self.rng, self.origin, self.global_shape, amax=amax)
+
+    def placement_for(self, subject: Subject) -> Placement:
+        """Return the placement with its array as the backend's own."""
+        at = self.placement
+        return at if at.amax is None else replace(at, amax=subject.give(at.amax))
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of `quantize`."""
         return {"axis": self.axis, "placement": self.placement, "pad": self.pad}
 
+    def arguments_for(self, subject: Subject) -> dict[str, Any]:
+        """Keyword arguments of the backend's `quantize`."""
+        return self.arguments | {"placement": self.placement_for(subject)}
+
     @cached_property
     def plan(self) -> QuantPlan:
         """The plan of the quantization."""
         return plan_quantize(self.x.shape, self.spec, self.axis, self.placement, self.pad)
+
+    @cached_property
+    def tensor_amax(self) -> float | None:
+        """The largest magnitude of the tensor, given or its own; None where the format has no scale of the tensor."""
+        if not self.format.tensor_scale:
+            return None
+        amax, _ = plan_tensor_scale(self.array(), self.plan, self.placement)
+        return float(amax[0])
 
     @cached_property
     def expected(self) -> MXArray:
@@ -155,7 +178,7 @@ class Request:
 
     def ask(self, subject: Subject) -> MXArray:
         """Return the backend's answer as it comes."""
-        return subject.backend.quantize(subject.give(self.array()), self.spec, **self.arguments)
+        return subject.backend.quantize(subject.give(self.array()), self.spec, **self.arguments_for(subject))
 
     def answer(self, subject: Subject) -> Blocks:
         """Return the backend's answer, block by block.
@@ -188,7 +211,7 @@ class Request:
         if self.layout:
             out["layout"] = self.layout
         uses_random = self.spec.rounding is Rounding.SR or self.spec.signs != _DEFAULT.signs
-        for name in ("origin", "global_shape", *(("rng",) if uses_random else ())):
+        for name in ("origin", "global_shape", "amax", *(("rng",) if uses_random else ())):
             if getattr(self, name) is not None:
                 out[name] = str(getattr(self, name))
         if self.pad:
@@ -206,7 +229,7 @@ Judge = Callable[[Blocks, Blocks], tuple[NDArray[np.bool_], int]]
 
 def all_of_it(got: Blocks, want: Blocks) -> tuple[NDArray[np.bool_], int]:
     """Judge every bit of every block."""
-    wrong = (got.scales != want.scales) | (got.codes != want.codes).any(axis=-1)
+    wrong = (got.scales != want.scales) | (got.codes != want.codes).any(axis=-1) | (got.tensor != want.tensor)
     return wrong, wrong.size
 
 
@@ -218,25 +241,33 @@ def scales_only(got: Blocks, want: Blocks) -> tuple[NDArray[np.bool_], int]:
 
 def as_numpy(subject: Subject, q: MXArray) -> MXArray:
     """Return an MXArray with NumPy arrays inside."""
-    return replace(q, codes=subject.take(q.codes), scales=subject.take(q.scales))
+    tensor = None if q.tensor_scale is None else subject.take(q.tensor_scale)
+    return replace(q, codes=subject.take(q.codes), scales=subject.take(q.scales), tensor_scale=tensor)
 
 
-def plainest(wrong: NDArray[np.bool_], want: Blocks, element: ElementFormat) -> tuple[int, int]:
+def magnitude_codes(codes: NDArray[np.uint8], element: ElementFormat) -> NDArray[np.uint8]:
+    """Return the codes of the magnitudes of elements; that of the lowest in two's complement is its sign bit."""
+    if element.negatives is Negatives.TWOS_COMPLEMENT:
+        return np.where(codes & element.sign, -codes, codes)
+    return codes & np.uint8(element.sign - 1)
+
+
+def plainest(wrong: NDArray[np.bool_], want: Blocks, made: BlockFormat) -> tuple[int, int]:
     """Return row and number of the wrong block that is easiest to read: not all zeros, its scale nearest to 1."""
     places = np.argwhere(wrong)
-    distance = np.abs(want.scales[wrong].astype(np.int64) - 127)
-    zero = ~(want.codes[wrong] & (element.sign - 1)).any(axis=-1)  # a block of zeros shows the least
+    distance = np.abs(want.scales[wrong].astype(np.int64) - made.scale.one_code)
+    zero = ~magnitude_codes(want.codes[wrong], made.element).any(axis=-1)  # a block of zeros shows the least
     row, block = places[int(np.lexsort((distance, zero))[0])]
     return int(row), int(block)
 
 
 def tile_rows(request: Request, row: int) -> range:
     """Return the rows that share the scale of a row's blocks."""
-    if request.spec.block is not BlockShape.TILE:
+    if not request.spec.block.is_tile:
         return range(row, row + 1)
-    k = request.format.k
+    rows = request.spec.block.rows
     # The axis before the block axis is the last of the rows, so a tile's rows are consecutive.
-    return range(row // k * k, row // k * k + k)
+    return range(row // rows * rows, row // rows * rows + rows)
 
 
 def unit_rows(request: Request, row: int, block: int) -> NDArray[Any]:
@@ -255,4 +286,5 @@ def alone(request: Request, place: Place) -> tuple[Request, Place]:
     row, block = place
     x = np.ascontiguousarray(unit_rows(request, row, block))
     inside = block % (request.plan.unit // request.format.k)
-    return Request(x, request.spec, rng=request.rng), (row - tile_rows(request, row)[0], inside)
+    found = Request(x, request.spec, rng=request.rng, amax=request.tensor_amax)
+    return found, (row - tile_rows(request, row)[0], inside)

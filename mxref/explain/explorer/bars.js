@@ -1,4 +1,4 @@
-// The 32 numbers as bars that can be dragged, or changed by the keyboard.
+// The numbers of a block as bars that can be dragged, or changed by the keyboard.
 "use strict";
 
 const bars = (() => {
@@ -19,15 +19,15 @@ const bars = (() => {
   }
 
   /**
-   * A plot of 32 bars. `onChange(i, word)` is called for each new value; without it nothing can be changed.
+   * A plot of the numbers of a block. `onChange(i, word)` is called for each new value; without it nothing can be changed.
    * `draw(words, selected, flips)` shows other words; flips are magnitudes at which the scale changes.
    */
   function plot(label, onChange, onSelect) {
     const zero = h("div", { class: "zero" });
     const lines = h("div", { class: "flips" });
-    const columns = Array.from({ length: mx.K }, (_, i) => column(i));
-    const node = h("div", { class: `bars${onChange ? " live" : ""}`, role: "group", "aria-label": label }, lines, zero, columns.map((c) => c.node));
-    let words = new Array(mx.K).fill(0);
+    const node = h("div", { class: `bars${onChange ? " live" : ""}`, role: "group", "aria-label": label }, lines, zero);
+    let columns = [];
+    let words = [];
     let top = 1;
     let dragged = null;
 
@@ -58,16 +58,21 @@ const bars = (() => {
 
     function draw(newWords, selected, flips) {
       words = newWords;
+      if (columns.length !== words.length) {
+        columns = words.map((_, i) => column(i));
+        node.replaceChildren(lines, zero, ...columns.map((c) => c.node));
+      }
       if (dragged === null) top = axisTop(words);
       columns.forEach(({ node: cell }, i) => {
         show(i);
         cell.classList.toggle("selected", i === selected);
         if (onChange) cell.tabIndex = i === selected ? 0 : -1;
       });
-      lines.replaceChildren(...flips.flatMap(({ value, text }) => {
+      lines.replaceChildren(...flips.flatMap(({ value, text }, i) => {
         const share = value / top;
+        const crowded = flips.some((other, j) => j > i && Math.abs(other.value - value) < 0.12 * top);
         if (!(share > 0.04) || share > 1) return [];
-        return [1, -1].map((side) => h("div", { class: "flip", style: `top:${50 - side * share * 50}%` }, side > 0 ? h("span", {}, text) : ""));
+        return [1, -1].map((side) => h("div", { class: "flip", style: `top:${50 - side * share * 50}%` }, side > 0 && !crowded ? h("span", {}, text) : ""));
       }));
     }
 
@@ -116,7 +121,7 @@ const bars = (() => {
       const value = mx.valueOf(words[i]);
       const step = event.key === "ArrowUp" ? 1 : event.key === "ArrowDown" ? -1 : 0;
       if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
-        const next = (i + (event.key === "ArrowRight" ? 1 : mx.K - 1)) % mx.K;
+        const next = (i + (event.key === "ArrowRight" ? 1 : words.length - 1)) % words.length;
         onSelect(next);
         columns[next].node.focus({ preventScroll: true });
       } else if (step && event.shiftKey) onChange(i, neighbour(words[i], step));
@@ -141,14 +146,31 @@ const bars = (() => {
 
   /** The magnitudes near a block's amax at which its scale byte changes, with the byte above each. */
   function flips(block) {
-    const { scale, element, treatment } = block;
-    if (scale.kind !== "rule") return [];
+    const { scale, treatment } = block;
+    const byteOf = (word) => mx.scaleOf(word, treatment, scale.t).byte;
+    const turns = { rule: powerTurns, nearest: nearestTurns }[scale.kind]?.(block, byteOf) ?? [];
+    return turns.filter((word) => word < mx.INFINITY_BITS).map((word) => {
+      const value = mx.valueOf(word);
+      return { value, text: `byte ${ui.hex2(byteOf(word))} from ${numbers.show(value)}` };
+    });
+  }
+
+  function powerTurns({ scale, element, treatment }) {
     const turn = mx.turn(treatment.scale_rule, element);
-    const at = (E) => mx.valueOf((((turn === 0x800000 ? E + 1 : E) << 23) | (turn & 0x7fffff)) >>> 0);
-    const candidates = scale.E > 1 ? [at(scale.E - 1), at(scale.E)] : [at(scale.E)];
-    return candidates.filter(Number.isFinite).map((value) => ({
-      value, text: `byte ${ui.hex2(mx.scaleOf(mx.bitsOf(value), treatment).byte)} from ${numbers.show(value)}`,
-    }));
+    const at = (E) => (((turn === 0x800000 ? E + 1 : E) << 23) | (turn & 0x7fffff)) >>> 0;
+    return scale.E > 1 ? [at(scale.E - 1), at(scale.E)] : [at(scale.E)];
+  }
+
+  /** The first float32 at or above the middle of two scales that gets the upper one. */
+  function nearestTurns({ scale, element, format }, byteOf) {
+    if (!scale.given && scale.amax === scale.A) return []; // the tensor's scale moves with the number
+    const { grid } = format.scale;
+    return [scale.byte, scale.byte + 1].filter((code) => code > 0 && code < grid.length).map((code) => {
+      let word = mx.bitsOf(((grid[code - 1] + grid[code]) / 2) * element.M * scale.t);
+      while (byteOf(word) < code) word++;
+      while (word > 1 && byteOf(word - 1) >= code) word--;
+      return word;
+    });
   }
 
   return { plot, flips, neighbour };

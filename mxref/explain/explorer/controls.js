@@ -35,17 +35,22 @@ const controls = (() => {
       h("legend", {}, "Dialect", ui.clause(`dialect.${text.split(",")[0]}`)),
       h("div", { class: "segments" }, Object.keys(mx.DIALECTS).map((name) => h("button", {
         type: "button", class: "segment", "aria-pressed": String(text === name), "data-key": `dialect-${name}`,
-        onclick: () => app.treat({ ...link.readTreatment(name), format: treatment.format }),
+        disabled: !link.takes(treatment.format, name), title: link.takes(treatment.format, name) ? null : lacks(treatment),
+        onclick: () => app.treat(link.inFormat(link.readTreatment(name), treatment.format)),
       }, name))));
   }
 
+  /** Why choices that are made for powers of two are not offered. */
+  const lacks = ({ format }) => `not for ${mx.FORMATS[format].title}: its scales, ${mx.FORMATS[format].scale.name}, have a mantissa`;
+
   function fields(app, treatment) {
-    const element = mx.FORMATS[treatment.format].element;
+    const { format } = treatment;
+    const { element, scale, clause, tensorScale } = mx.FORMATS[format];
     const choose = (key) => (value) => app.treat({ [key]: value });
-    const formatClause = treatment.format === "mxfp4" ? "formats.mxfp4" : "formats.mxfp8";
     return [
-      ui.choice("format", "Format", Object.keys(mx.FORMATS), treatment.format, choose("format"), [formatClause], FORMAT_TITLES),
-      ui.choice("scale_rule", "Scale rule", words.rules(treatment.scale_rule), treatment.scale_rule, choose("scale_rule"), [`scale.rule.${words.ruleKind(treatment.scale_rule)}`], words.NAMES),
+      ui.choice("format", "Format", Object.keys(mx.FORMATS), format, (to) => app.treat(link.inFormat(treatment, to)), [clause], FORMAT_TITLES),
+      tensorScale && amax(app),
+      ui.choice("scale_rule", "Scale rule", words.rules(treatment), treatment.scale_rule, choose("scale_rule"), [`scale.rule.${words.ruleKind(treatment.scale_rule)}`], words.NAMES),
       ui.choice("rounding", "Rounding", mx.ROUNDINGS, treatment.rounding, choose("rounding"), [`rounding.${treatment.rounding}`], words.NAMES),
       treatment.rounding === "sr" && bits(app, treatment),
       ui.choice("hadamard", "Hadamard", [0, ...mx.SIZES], treatment.hadamard, (n) => app.treat(rotated(n, treatment)), ["hadamard.size"], { 0: "none" }),
@@ -53,13 +58,18 @@ const controls = (() => {
         ui.choice("signs", "Random signs", mx.POLICIES, treatment.signs, (signs) => app.treat({ signs, sign_vector: "" }), ["hadamard.policy"], POLICY_TITLES),
         treatment.signs === "none" && given(app, treatment),
       ],
-      ui.choice("prescale", "Prescale", [false, true], treatment.prescale, choose("prescale"), ["rounding.prescale"],
-        { false: "none", true: words.fraction(element.prescale) }),
-      ui.choice("zero_scale", "Byte of a zero block", [0, 127], treatment.zero_scale, choose("zero_scale"), ["scale.zero"]),
-      ui.choice("block", "Scale shared by", mx.BLOCKS, treatment.block, choose("block"), [treatment.block === "1x32" ? "scale.block.row" : "scale.block.tile"]),
-      treatment.block === "32x32" && others(app),
+      scale.powers
+        ? ui.choice("prescale", "Prescale", [false, true], treatment.prescale, choose("prescale"), ["rounding.prescale"],
+          { false: "none", true: words.fraction(element.prescale) })
+        : h("fieldset", {}, h("legend", {}, "Prescale", ui.clause("rounding.prescale")), h("p", { class: "quiet" }, `${lacks(treatment)}.`)),
+      ui.choice("zero_scale", "Byte of a zero block", mx.zeroScalesOf(format), treatment.zero_scale, choose("zero_scale"), ["scale.zero"]),
+      ui.choice("block", "Scale shared by", blocks(treatment), treatment.block, choose("block"), [mx.rowsOf(treatment) > 1 ? "scale.block.tile" : "scale.block.row"]),
+      mx.rowsOf(treatment) > 1 && others(app),
     ];
   }
+
+  /** The shapes that the page offers: a block, a square tile, and one that the address gives. */
+  const blocks = ({ format, block }) => [...new Set([...mx.blocksOf(format), block])];
 
   /** The changes that a Hadamard size brings: signs that fit it. */
   function rotated(n, treatment) {
@@ -70,16 +80,16 @@ const controls = (() => {
     return h("label", { class: "field" }, h("span", {}, "Random bits R", ui.clause("random.elements")),
       h("span", { class: "range" },
         h("input", {
-          type: "range", min: 1, max: mx.MAX_SR_BITS, value: treatment.sr_bits, "data-key": "sr_bits",
+          type: "range", min: 1, max: mx.maxBitsOf(treatment.format), value: treatment.sr_bits, "data-key": "sr_bits",
           oninput: (event) => app.treat({ sr_bits: Number(event.target.value) }),
         }), h("output", {}, treatment.sr_bits)));
   }
 
   /** A text field whose value is read by `parse`; what it refuses is shown at the field. */
-  function entry(key, label, value, parse, apply, clauses = []) {
+  function entry(key, label, value, parse, apply, clauses = [], placeholder = null) {
     const problem = h("small", { class: "wrong", hidden: true });
     const input = h("input", {
-      type: "text", value, spellcheck: "false", "data-key": key,
+      type: "text", value, placeholder, spellcheck: "false", "data-key": key,
       onchange: (event) => {
         try {
           apply(parse(event.target.value.trim()));
@@ -104,6 +114,14 @@ const controls = (() => {
   function others(app) {
     return entry("others", "Largest magnitude in the tile's other rows", numbers.show(mx.valueOf(app.state.others)),
       (text) => (numbers.parseOne(text) & 0x7fffffff) >>> 0, (value) => app.change({ others: value }));
+  }
+
+  /** A, the largest magnitude of the tensor; nothing is that of the numbers themselves. */
+  function amax(app) {
+    const { amax: word } = app.state;
+    return entry("amax", "Largest magnitude A of the tensor", word === null ? "" : numbers.show(mx.valueOf(word)),
+      (text) => (text ? link.checkAmax(numbers.parseOne(text)) : null), (value) => app.change({ amax: value }),
+      ["scale.tensor.amax"], "that of the numbers");
   }
 
   /** The stream, where a treatment draws from it. */

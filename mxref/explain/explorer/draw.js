@@ -17,9 +17,9 @@ const draw = (() => {
   function binade(block, onRule) {
     const { scale, element, treatment } = block;
     const at = scale.m / 0x800000;
-    const rows = words.rules(treatment.scale_rule).map((rule) => {
+    const rows = words.rules(treatment).map((rule) => {
       const turn = Math.min(mx.turn(rule, element) / 0x800000, 1);
-      const byteOf = (u) => mx.scaleOf(u >>> 0, { ...treatment, scale_rule: rule }).byte;
+      const byteOf = (u) => mx.scaleOf(u >>> 0, { ...treatment, scale_rule: rule }, scale.t).byte;
       const low = byteOf(Math.max(scale.E << 23 >>> 0, 1));
       const high = turn < 1 ? byteOf((scale.E << 23) | 0x7fffff) : low;
       const width = rule === "ceil" ? 0.008 : turn;
@@ -44,7 +44,7 @@ const draw = (() => {
   function position(v, element) {
     const end = mx.exp2(element.emax + 1);
     if (element.grid.length <= 16) return Math.min(v / end, 1);
-    const code = mx.below(Math.min(v, element.M), element);
+    const code = mx.below(v, 1, element.grid);
     const l = element.grid[code];
     const next = code < element.maxCode ? element.grid[code + 1] : end;
     return Math.min((code + Math.min((v - l) / (next - l), 1)) / (element.maxCode + 1), 1);
@@ -79,9 +79,9 @@ const draw = (() => {
     });
     const over = s("rect", { class: "over", x: px(element.M), y: 8, width: width - PAD - px(element.M), height: base - 8 });
     const shown = element.grid.map((value, code) => ({ value, code })).filter(({ value, code }) =>
-      !long || code === 0 || code === element.maxCode || (Math.log2(value) % (width < 500 ? 4 : 2) === 0 && code >> element.p > 0));
+      !long || code === 0 || code === element.maxCode || isLabelled(value, code, element, width < 500));
     const counts = new Map();
-    for (const e of block.elements) if (e.kind !== "nan") counts.set(e.code & (element.sign - 1), (counts.get(e.code & (element.sign - 1)) || 0) + 1);
+    for (const e of block.elements) if (e.kind !== "nan") counts.set(e.magnitude, (counts.get(e.magnitude) || 0) + 1);
     const ticks = shown.map(({ value, code }) => s("g", {},
       s("line", { class: "tick", x1: px(value), x2: px(value), y1: base, y2: base + 5 }),
       s("text", { x: px(value), y: base + 18, class: "label" }, long ? powerText(value, element) : String(value)),
@@ -98,15 +98,46 @@ const draw = (() => {
       });
     });
     return s("svg", { class: "grid", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
-      "aria-label": `the 32 scaled magnitudes on the grid of ${element.name}` },
+      "aria-label": `the scaled magnitudes on the grid of ${element.name}` },
     treatment.rounding === "sr" && s("defs", {}, blend("even", "odd"), blend("odd", "even")), bands, over, s("line", { class: "axis", x1: PAD, x2: width - PAD, y1: base, y2: base }), ticks,
     s("text", { x: width - PAD, y: 20, class: "label end" }, `above ${element.M}: saturates`), dots);
   }
 
+  /** Whether a point of a long grid is named below it: some powers of two, or some even steps of a uniform grid. */
+  function isLabelled(value, code, element, narrow) {
+    if (!element.exponentBits) return code % (narrow ? 32 : 16) === 0;
+    return Math.log2(value) % (narrow ? 4 : 2) === 0 && code >> element.p > 0;
+  }
+
   function powerText(value, element) {
-    if (value === 0 || value === element.M) return String(value);
+    if (value === 0 || value === element.M || !element.exponentBits) return value === element.M ? words.brief(value, 4) : String(value);
     const exponent = Math.round(Math.log2(value));
     return exponent >= 0 && exponent < 5 ? String(value) : words.power(exponent);
+  }
+
+  /** The quotient of a block between its two neighbours among the scales, each with its byte. */
+  function neighbours(width, block) {
+    const { scale, format } = block;
+    const [low, high] = [format.scale.grid[scale.low], format.scale.grid[scale.high]];
+    const top = low === high;
+    const [left, right] = [52, width - 52];
+    const at = (f) => left + f * (right - left);
+    const f = top ? 0 : (scale.quotient - low) / (high - low);
+    const half = (low + high) / 2;
+    const name = (x, value, code) => [
+      s("line", { class: "tick", x1: x, x2: x, y1: 18, y2: 46 }),
+      s("text", { class: `label${code === scale.byte ? " strong" : ""}`, x, y: 62 }, words.brief(value, 9)),
+      s("text", { class: `label${code === scale.byte ? " strong" : ""}`, x, y: 78 }, `byte ${ui.hex2(code)}`),
+    ];
+    return s("svg", { class: "grid", width, height: 84, viewBox: `0 0 ${width} 84`, role: "img",
+      "aria-label": `the quotient ${words.real(scale.quotient, low, half, high)} between the scales ${low} and ${high}` },
+    s("rect", { class: top ? "over" : "band even", x: at(0), y: 24, width: at(top ? 1 : 0.5) - at(0), height: 16 }),
+    !top && s("rect", { class: "band odd", x: at(0.5), y: 24, width: at(1) - at(0.5), height: 16 }),
+    name(at(0), low, scale.low), !top && name(at(1), high, scale.high),
+    !top && s("line", { class: "half", x1: at(0.5), x2: at(0.5), y1: 20, y2: 44 }),
+    !top && s("text", { class: "label", x: at(0.5), y: 62 }, words.brief(half, 9)),
+    s("circle", { class: `dot selected${scale.tie ? " tie" : ""}`, cx: at(f), cy: 32, r: 6 }),
+    s("text", { class: "label strong", x: at(f), y: 14 }, words.real(scale.quotient, low, half, high)));
   }
 
   /** One element between its two neighbours on the grid: which part of the interval goes down, and which up. */
@@ -133,7 +164,7 @@ const draw = (() => {
       !top && !sr && limit < 1 && s("line", { class: "half", x1: at(0.5), x2: at(0.5), y1: 20, y2: 44 }),
       !top && !sr && limit < 1 && s("text", { class: "label", x: at(0.5), y: 62 }, words.brief((e.lower + e.upper) / 2, 9)),
       s("circle", { class: `dot selected ${e.kind}`, cx: at(f), cy: 32, r: 6 }),
-      s("text", { class: "label strong", x: Math.min(Math.max(at(f), left), right), y: 14 }, words.brief(e.v, 7)),
+      s("text", { class: "label strong", x: Math.min(Math.max(at(f), left), right), y: 14 }, words.ratio(e, 7)),
     ];
     if (sr && !top) {
       const full = mx.exp2(treatment.sr_bits);
@@ -150,5 +181,5 @@ const draw = (() => {
       "aria-label": `element ${e.position}: ${words.reason(e, block)}` }, drawn);
   }
 
-  return { floatBits, binade, grid, interval, bin, position };
+  return { floatBits, binade, grid, neighbours, interval, bin, position };
 })();

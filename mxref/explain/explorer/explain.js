@@ -2,56 +2,67 @@
 "use strict";
 
 const explain = (() => {
-  /** Explain the block of a state under a treatment; codes and scale are those of mx.quantize. */
+  /**
+   * Explain the block of a state under a treatment; codes and scale are those of mx.quantize. The state counts blocks
+   * of A: another format shows the block of its own that holds the first of their numbers.
+   */
   function block(state, treatment) {
     const format = mx.FORMATS[treatment.format];
-    const element = format.element;
-    const unit = Math.max(mx.K, treatment.hadamard);
-    const length = Math.max(Math.ceil(state.words.length / unit), 1) * unit;
-    const needed = Math.max(length, (state.block + 1) * mx.K);
-    const words = new Uint32Array(Math.ceil(needed / unit) * unit);
+    const { element, k } = format;
+    const start = state.block * mx.FORMATS[state.a.format].k;
+    const unit = Math.max(k, treatment.hadamard);
+    const words = new Uint32Array(Math.ceil(Math.max(state.words.length, start + 1) / unit) * unit);
     words.set(state.words);
     const n = treatment.hadamard;
     const negative = n ? mx.signVector(n, treatment.signs, state.stream, treatment.sign_vector) : [];
-    const others = treatment.block === "32x32" ? state.others : 0;
+    const others = mx.rowsOf(treatment) > 1 ? state.others : 0;
     const made = mx.quantize(words, words.length, treatment, negative, {
-      stream: state.stream, starts: [state.at], others,
+      stream: state.stream, starts: [state.at], others, A: state.amax,
     });
-    const first = state.block * mx.K;
-    const u = made.amax[state.block];
-    const scale = { ...mx.scaleOf(u, treatment), u, amax: mx.valueOf(u), X: mx.scaleValue(made.scales[state.block]) };
-    const own = mx.amaxBits(made.y, first, mx.K);
-    scale.at = own === u ? Array.from(made.y.slice(first, first + mx.K), (w) => (w & 0x7fffffff) >>> 0).indexOf(u) : -1;
-    const elements = Array.from({ length: mx.K }, (_, i) => {
+    const index = Math.floor(start / k);
+    const first = index * k;
+    const u = made.amax[index];
+    const byte = made.scales[index];
+    const scale = {
+      ...mx.scaleOf(u, treatment, made.t), u, amax: mx.valueOf(u), X: format.scale.values[byte],
+      t: made.t, A: mx.valueOf(made.A), given: state.amax !== null, isNaN: byte === format.scale.nan,
+    };
+    const own = mx.amaxBits(made.y, first, k);
+    scale.at = own === u ? Array.from(made.y.slice(first, first + k), (w) => (w & 0x7fffffff) >>> 0).indexOf(u) : -1;
+    const elements = Array.from({ length: k }, (_, i) => {
       const at = first + i;
       const given = {
         position: i, padded: at >= state.words.length, xBits: words[at], x: mx.valueOf(words[at]),
         negative: n ? negative[at % n] : false, yBits: made.y[at], y: mx.valueOf(made.y[at]), code: made.codes[at],
+        magnitude: mx.magnitudeCode(made.codes[at], element),
       };
       return { ...given, ...rounded(given, scale, treatment, state, BigInt(at)) };
     });
-    const codes = made.codes.slice(first, first + mx.K);
+    const codes = made.codes.slice(first, first + k);
     return {
-      treatment, format, element, n, negative, scale, elements, codes,
+      treatment, format, element, k, first, n, negative, scale, elements, codes,
       packed: mx.pack(codes, element.bits),
-      bitsPerElement: element.bits + 8 / mx.K,
-      ...quality(elements, scale.byte),
+      bitsPerElement: element.bits + 8 / k,
+      ...quality(elements, scale),
     };
   }
 
   /** How one element was rounded. */
   function rounded(given, scale, treatment, state, at) {
-    if (scale.byte === 255) return { kind: "nan", v: NaN, P: NaN, value: NaN, error: NaN };
-    const element = mx.FORMATS[treatment.format].element;
-    const v = mx.scaled(given.yBits, scale.byte, treatment);
-    const low = mx.below(v, element);
+    if (scale.isNaN) return { kind: "nan", v: NaN, P: NaN, value: NaN, error: NaN };
+    const { element } = mx.FORMATS[treatment.format];
+    const P = element.values[given.code];
+    const value = P * scale.X * scale.t / (treatment.prescale ? element.prescale : 1);
+    const error = Math.abs(value - given.y);
+    if (scale.X === 0 && given.y !== 0) return { kind: "down", v: NaN, fraction: null, P, value, error };
+    const { m, unit } = mx.ratio(given.yBits, scale.byte, treatment, scale.t);
+    const v = m / unit;
+    const low = mx.below(m, unit, element.grid);
     const lower = element.grid[low];
     const upper = element.grid[Math.min(low + 1, element.maxCode)];
-    const fraction = upper > lower ? (v - lower) / (upper - lower) : null;
-    const P = element.values[given.code];
-    const value = P * scale.X / (treatment.prescale ? element.prescale : 1);
+    const fraction = upper > lower ? mx.fraction(m, unit, low, element.grid) : null;
     const out = {
-      v, low, lower, upper, fraction, P, value, error: Math.abs(value - given.y),
+      v, low, lower, upper, fraction, P, value, error,
       kind: kindOf(given, v, lower, fraction, Math.abs(P), treatment.rounding, element),
     };
     if (treatment.rounding === "sr") {
@@ -69,8 +80,8 @@ const explain = (() => {
   }
 
   /** Signal to noise in dB, mean squared and largest error of the block; null where a NaN or zeros leave them open. */
-  function quality(elements, byte) {
-    if (byte === 255) return { snr: null, mse: null, worst: null };
+  function quality(elements, scale) {
+    if (scale.isNaN) return { snr: null, mse: null, worst: null };
     const sum = (values) => values.reduce((total, value) => total + value, 0);
     const signal = sum(elements.map((e) => e.y * e.y));
     const noise = sum(elements.map((e) => e.error * e.error));

@@ -13,10 +13,17 @@
     blocks: {},
     differ: null,
     get block() { return this.blocks[this.side]; },
+    /** The element that is shown in full: the state's, or the last of a shorter block. */
+    get element() { return Math.min(this.state.element, this.block.k - 1); },
     change(changes) {
       byId("problem").hidden = true;
+      const lengthOf = (state) => mx.FORMATS[state.a.format].k;
+      const first = this.state.block * lengthOf(this.state);
+      const given = "block" in changes;
       this.state = { ...this.state, ...changes };
-      if (this.state.block * mx.K >= link.paddedLength(this.state)) this.state.block = 0;
+      if (!given) this.state.block = Math.floor(first / lengthOf(this.state));
+      if (this.state.block >= link.blockCount(this.state)) this.state.block = 0;
+      if (!link.hasAmax(this.state)) this.state.amax = null;
       this.update();
     },
     treat(changes) { this.change({ [this.side]: { ...this.state[this.side], ...changes } }); },
@@ -116,7 +123,7 @@
     measure();
     const shownInput = input.build(byId("numbers"), app);
     const shownPicture = picture.build(byId("picture"), app);
-    const chosen = () => [app.side, app.state.a, app.state.b, app.state.stream, app.state.at, app.state.others];
+    const chosen = () => [app.side, app.state.a, app.state.b, app.state.stream, app.state.at, app.state.others, app.state.amax];
     draws.push(ui.onlyChanged(chosen, () => controls.render(byId("treatment"), app)), shownInput);
     for (const name of ["transform", "scale", "elements", "memory", "error"]) draws.push(() => steps[name](byId(name), app));
     draws.push(shownPicture);

@@ -1,4 +1,4 @@
-// The first step: the 32 numbers as bars, one of them as text, all of them as text, presets and generators.
+// The first step: the numbers of a block as bars, one of them as text, all of them as text, presets and generators.
 "use strict";
 
 const input = (() => {
@@ -7,7 +7,7 @@ const input = (() => {
 
   /** Build the step once; the function that it returns shows the state again. */
   function build(node, app) {
-    const plot = bars.plot("the 32 numbers of the block; arrow keys choose and change", (i, word) => change(i, word), (i) => app.select(i));
+    const plot = bars.plot("the numbers of the block; arrow keys choose and change", (i, word) => change(i, word), (i) => app.select(i));
     const status = h("p", { class: "status" });
     const blocks = h("div", { class: "segments" });
     const decimal = field("decimal", "Decimal", (text) => numbers.parseOne(text));
@@ -20,7 +20,7 @@ const input = (() => {
 
     function change(i, word) {
       if (i < 0) return app.update();
-      const at = app.state.block * mx.K + i;
+      const at = app.block.first + i;
       const changed = Array.from({ length: Math.max(app.state.words.length, at + 1) }, (_, k) => app.state.words[k] ?? 0);
       changed[at] = word;
       return app.change({ words: changed, element: i });
@@ -30,7 +30,7 @@ const input = (() => {
       const box = h("input", {
         type: "text", spellcheck: "false", "data-key": key, onchange: () => {
           try {
-            change(app.state.element, parse(box.value.trim()));
+            change(app.element, parse(box.value.trim()));
             box.removeAttribute("aria-invalid");
             problem.textContent = "";
           } catch (error) {
@@ -51,15 +51,16 @@ const input = (() => {
       }
     }
 
-    const load = (made) => app.change({ words: made, block: 0 });
-    const selectedWord = () => app.state.words[app.state.block * mx.K + app.state.element] ?? 0;
-    const nudge = (text, label, make) => h("button", { type: "button", class: "plain", title: label, "aria-label": label, onclick: () => change(app.state.element, make(selectedWord())) }, text);
+    const load = (made, amax = null) => app.change({ words: made, block: 0, amax });
+    const preset = (key) => load(numbers.PRESETS[key](), key === "ties" && app.block.format.tensorScale ? numbers.TIES_AMAX : null);
+    const selectedWord = () => app.state.words[app.block.first + app.element] ?? 0;
+    const nudge = (text, label, make) => h("button", { type: "button", class: "plain", title: label, "aria-label": label, onclick: () => change(app.element, make(selectedWord())) }, text);
 
     node.replaceChildren(
-      ui.head(1, "32 numbers", "Drag a bar and watch the scale flip. By touch, tap a bar first.", ["conventions.inputs"]),
+      ui.head(1, "The numbers of a block", "Drag a bar and watch the scale flip. By touch, tap a bar first.", ["conventions.inputs"]),
       h("div", { class: "toolbar" },
         h("span", { class: "group" }, h("span", { class: "quiet" }, "Presets"),
-          Object.keys(numbers.PRESETS).map((preset) => h("button", { type: "button", class: "plain", "data-preset": preset, onclick: () => load(numbers.PRESETS[preset]()) }, PRESET_TITLES[preset]))),
+          Object.keys(numbers.PRESETS).map((key) => h("button", { type: "button", class: "plain", "data-preset": key, onclick: () => preset(key) }, PRESET_TITLES[key]))),
         h("span", { class: "group" }, h("span", { class: "quiet" }, "Draw"),
           numbers.GENERATORS.map((generator) => h("button", {
             type: "button", class: "plain", "data-generator": generator,
@@ -86,18 +87,17 @@ const input = (() => {
     let last = null;
     return () => {
       const { state, block } = app;
-      plot.draw(block.elements.map((e) => e.xBits), state.element, block.n ? [] : bars.flips(block));
+      plot.draw(block.elements.map((e) => e.xBits), app.element, block.n ? [] : bars.flips(block));
       const byte = ui.hex2(block.scale.byte);
-      const X = block.scale.byte === 255 ? "NaN" : words.power(block.scale.byte - 127);
       status.replaceChildren(
         `${block.n ? "amax after the transform" : "amax"} ${numbers.show(block.scale.amax)} \u2192 scale byte `,
-        h("b", { class: last !== null && last !== byte ? "flipped" : "", "data-status": byte }, byte), ` (X = ${X})`);
+        h("b", { class: last !== null && last !== byte ? "flipped" : "", "data-status": byte }, byte), ` (X = ${words.scaleText(block)})`);
       last = byte;
-      name.textContent = `Element ${state.element}`;
+      name.textContent = `Element ${app.element}`;
       for (const [{ box }, value] of [[decimal, numbers.show(mx.valueOf(selectedWord()))], [bits, `0x${link.hex(selectedWord())}`]]) {
         if (document.activeElement !== box) box.value = value;
       }
-      const count = link.paddedLength(state) / mx.K;
+      const count = link.blockCount(state);
       ui.replace(blocks, count > 1 && [h("span", { class: "quiet" }, "Block"), Array.from({ length: count }, (_, i) => h("button", {
         type: "button", class: "segment", "aria-pressed": String(i === state.block), "data-key": `block-${i}`, onclick: () => app.change({ block: i }),
       }, i))]);

@@ -4,7 +4,7 @@
 const link = (() => {
   const OPERANDS = ["fprop.x", "fprop.w", "dgrad.dy", "dgrad.w", "wgrad.dy", "wgrad.x"];
   const MAX_WORDS = 256; // the largest Hadamard group, and so all that a block can depend on
-  const KEYS = ["x", "a", "b", "block", "others", "seed", "step", "layer", "operand", "at", "e"];
+  const KEYS = ["x", "a", "b", "block", "others", "amax", "seed", "step", "layer", "operand", "at", "e"];
 
   class LinkError extends Error {}
 
@@ -27,11 +27,11 @@ const link = (() => {
 
   const READERS = {
     format: (text) => choice("format", text, Object.keys(mx.FORMATS)),
-    scale_rule: (text) => (mx.isThreshold(text) ? text : choice("scale_rule", text, mx.RULES)),
+    scale_rule: (text) => text,
     rounding: (text) => choice("rounding", text, mx.ROUNDINGS),
-    sr_bits: (text) => integer("sr_bits", text, mx.MAX_SR_BITS) || fail("sr_bits = 0 is below 1"),
-    block: (text) => choice("block", text, mx.BLOCKS),
-    zero_scale: (text) => choice("zero_scale", text, [0, 127]),
+    sr_bits: (text, format) => integer("sr_bits", text, mx.maxBitsOf(format)) || fail("sr_bits = 0 is below 1"),
+    block: (text) => text,
+    zero_scale: (text) => integer("zero_scale", text, 255),
     prescale: (text) => choice("prescale", text, ["true", "false"]) === "true",
     hadamard: (text) => choice("hadamard", text, [0, ...mx.SIZES]),
     signs: (text) => choice("signs", text, mx.POLICIES),
@@ -42,27 +42,60 @@ const link = (() => {
   function readTreatment(text) {
     const [dialect, ...changes] = text.split(",");
     if (!Object.hasOwn(mx.DIALECTS, dialect)) fail(`no dialect ${dialect}: known are ${Object.keys(mx.DIALECTS).join(", ")}`);
-    const treatment = { ...mx.DEFAULTS, ...mx.DIALECTS[dialect] };
+    const given = {};
     for (const change of changes) {
       const [key, value] = cut(change, "=");
       if (!Object.hasOwn(READERS, key)) fail(`no key ${key} in a treatment: known are ${Object.keys(READERS).join(", ")}`);
-      treatment[key] = READERS[key](decodeURIComponent(value));
+      given[key] = decodeURIComponent(value);
     }
+    const format = given.format === undefined ? "mxfp4" : READERS.format(given.format);
+    const treatment = { ...mx.defaultsOf(format), ...mx.DIALECTS[dialect] };
+    for (const [key, value] of Object.entries(given)) treatment[key] = READERS[key](value, format);
     return checkTreatment(treatment);
   }
 
-  /** Refuse keys that do not go together, as the specification does (hadamard.vector, hadamard.policy). */
+  /** Refuse keys that do not go together, or that the format does not have, as the specification does. */
   function checkTreatment(treatment) {
-    const { hadamard, signs, sign_vector: given } = treatment;
+    const { format, scale_rule: rule, block, hadamard, signs, sign_vector: given } = treatment;
+    const { scale, k } = mx.FORMATS[format];
+    if (!(scale.powers && mx.isThreshold(rule))) choice(`${format} has scales of ${scale.name}: scale_rule`, rule, mx.rulesOf(format));
+    if (treatment.prescale && !scale.powers) fail(`${format} has scales of ${scale.name}: prescale is for powers of two`);
+    choice(`${format} has scales of ${scale.name}: zero_scale`, String(treatment.zero_scale), mx.zeroScalesOf(format));
+    const shape = /^([0-9]{1,6})x([0-9]+)$/.exec(block);
+    if (!shape || Number(shape[2]) !== k || !isPower(Number(shape[1]))) fail(`block = ${block} is not ${mx.blocksOf(format).join(" or ")}, for ${format}`);
     if (signs !== "none" && !hadamard) fail(`signs = ${signs} without a Hadamard transform`);
     if (given && signs !== "none") fail(`sign_vector beside signs = ${signs}`);
     if (given && given.length !== hadamard) fail(`sign_vector has ${given.length} signs, hadamard = ${hadamard}`);
     return treatment;
   }
 
+  const isPower = (n) => Number.isInteger(Math.log2(n));
+
+  /** A treatment in another format: what that format does not have becomes its default. */
+  function inFormat(treatment, format) {
+    const [from, to] = [mx.FORMATS[treatment.format], mx.FORMATS[format]];
+    const usual = mx.defaultsOf(format);
+    const rows = mx.rowsOf(treatment);
+    return {
+      ...treatment, format,
+      scale_rule: from.scale.powers === to.scale.powers ? treatment.scale_rule : usual.scale_rule,
+      prescale: treatment.prescale && to.scale.powers,
+      zero_scale: treatment.zero_scale ? to.scale.one : 0,
+      block: `${rows === from.k ? to.k : rows}x${to.k}`,
+      sr_bits: Math.min(treatment.sr_bits, mx.maxBitsOf(format)),
+    };
+  }
+
+  /** Whether a format has the choices of a dialect. */
+  function takes(format, dialect) {
+    const { scale } = mx.FORMATS[format];
+    const { scale_rule: rule, prescale } = mx.DIALECTS[dialect];
+    return scale.powers || !(rule || prescale);
+  }
+
   /** The changes from a dialect to a treatment. */
   function changesFrom(dialect, treatment) {
-    const base = { ...mx.DEFAULTS, ...mx.DIALECTS[dialect] };
+    const base = { ...mx.defaultsOf(treatment.format), format: "mxfp4", ...mx.DIALECTS[dialect] };
     return Object.keys(base).filter((key) => base[key] !== treatment[key]);
   }
 
@@ -101,13 +134,13 @@ const link = (() => {
       if (!KEYS.includes(key)) fail(`no key ${key}: known are ${KEYS.join(", ")}`);
       given[key] = value;
     }
+    const a = readTreatment(given.a ?? "ocp");
+    const b = given.b === undefined ? null : readTreatment(given.b);
     const state = {
-      words: given.x === undefined ? [0] : readWords(given.x),
-      a: readTreatment(given.a ?? "ocp"),
-      b: given.b === undefined ? null : readTreatment(given.b),
-      block: integer("block", given.block ?? "0", MAX_WORDS / mx.K - 1),
-      others: /^[0-9a-f]{8}$/i.test(given.others ?? "00000000")
-        ? parseInt(given.others ?? "0", 16) : fail("others is not a word of eight hexadecimal digits"),
+      words: given.x === undefined ? [0] : readWords(given.x), a, b,
+      block: integer("block", given.block ?? "0", MAX_WORDS / mx.FORMATS[a.format].k - 1),
+      others: readWord("others", given.others ?? "00000000"),
+      amax: given.amax === undefined ? null : checkAmax(readWord("amax", given.amax)),
       stream: {
         seed: integer("seed", given.seed ?? "0", 0xffffffffffffffffn),
         step: integer("step", given.step ?? "0", 0xffffffff),
@@ -115,17 +148,36 @@ const link = (() => {
         operand: OPERANDS.indexOf(choice("operand", given.operand ?? OPERANDS[0], OPERANDS)),
       },
       at: integer("at", given.at ?? "0", 0xffffffffffffffffn),
-      element: integer("e", given.e ?? "0", mx.K - 1),
+      element: integer("e", given.e ?? "0", Math.max(...sides({ a, b }).map((each) => mx.FORMATS[each.format].k)) - 1),
     };
-    if (state.block * mx.K >= paddedLength(state)) fail(`block ${state.block} does not exist`);
+    if (state.amax !== null && !hasAmax(state)) fail("amax is that of a tensor with a scale: no format here has one");
+    if (state.block >= blockCount(state)) fail(`block ${state.block} does not exist`);
     return state;
   }
 
+  function readWord(name, text) {
+    return /^[0-9a-f]{8}$/i.test(text) ? parseInt(text, 16) : fail(`${name} is not a word of eight hexadecimal digits`);
+  }
+
+  /** Refuse a tensor's amax that is no finite magnitude (scale.tensor.amax). */
+  function checkAmax(word) {
+    if (word >= mx.INFINITY_BITS) fail(`amax = ${numbers.show(mx.valueOf(word))} is no finite magnitude`);
+    return word;
+  }
+
+  const sides = (state) => [state.a, state.b].filter(Boolean);
+
+  /** Whether a treatment of the state takes the amax of a tensor. */
+  const hasAmax = (state) => sides(state).some((each) => mx.FORMATS[each.format].tensorScale);
+
   /** The length of the row that the page shows: that of the words, filled up as quantize.padding says. */
   function paddedLength(state) {
-    const unit = Math.max(mx.K, state.a.hadamard, state.b ? state.b.hadamard : 0);
+    const unit = Math.max(...sides(state).flatMap((each) => [mx.FORMATS[each.format].k, each.hadamard]));
     return Math.ceil(Math.max(state.words.length, 1) / unit) * unit;
   }
+
+  /** How many blocks of A the row has. */
+  const blockCount = (state) => paddedLength(state) / mx.FORMATS[state.a.format].k;
 
   function write(state) {
     const { stream } = state;
@@ -135,6 +187,7 @@ const link = (() => {
       b: state.b ? treatmentText(state.b) : "",
       block: state.block || "",
       others: state.others ? hex(state.others) : "",
+      amax: state.amax !== null && hasAmax(state) ? hex(state.amax) : "",
       seed: stream.seed || "",
       step: stream.step || "",
       layer: stream.layer || "",
@@ -146,5 +199,8 @@ const link = (() => {
     return "#" + given.map(([key, value]) => `${key}=${value}`).join("&");
   }
 
-  return { OPERANDS, MAX_WORDS, LinkError, integer, read, write, readTreatment, treatmentText, checkTreatment, paddedLength, hex };
+  return {
+    OPERANDS, MAX_WORDS, LinkError, integer, read, write, readTreatment, treatmentText, checkTreatment, inFormat, takes,
+    checkAmax, hasAmax, blockCount, hex,
+  };
 })();

@@ -4,32 +4,14 @@
 "use strict";
 
 const mx = (() => {
-  // ---- formats ----
+  // ---- bits of a float32 ----
 
-  const K = 32; // elements per block
-
-  /** An element format by its bits (formats.element); `specials` is none, nan or ieee. */
-  function elementFormat(name, exponentBits, p, bias, specials) {
-    const bits = 1 + exponentBits + p;
-    const sign = 1 << (bits - 1);
-    const maxCode = specials === "ieee" ? (((1 << exponentBits) - 1) << p) - 1 : sign - (specials === "nan" ? 2 : 1);
-    const magnitude = (code) => {
-      const c = code >> p;
-      const q = code & ((1 << p) - 1);
-      return c > 0 ? (1 + q * power(-p)) * power(c - bias) : q * power(-p) * power(1 - bias);
-    };
-    const grid = Array.from({ length: maxCode + 1 }, (_, code) => magnitude(code));
-    const infinity = specials === "ieee" ? maxCode + 1 : -1;
-    const upper = Array.from({ length: sign }, (_, code) =>
-      code <= maxCode ? grid[code] : code === infinity ? Infinity : NaN);
-    const emax = (maxCode >> p) - bias;
-    const M = grid[maxCode];
-    return {
-      name, exponentBits, p, bias, specials, bits, sign, maxCode, grid, emax, M,
-      values: [...upper, ...upper.map((value) => -value)],
-      prescale: M * power(-(emax + 1)),
-    };
-  }
+  const shared = new DataView(new ArrayBuffer(4));
+  const bitsOf = (value) => (shared.setFloat32(0, value), shared.getUint32(0));
+  const valueOf = (word) => (shared.setUint32(0, word), shared.getFloat32(0));
+  const INFINITY_BITS = 0x7f800000;
+  /** The exponent of a normal float32. */
+  const exponentOf = (value) => (bitsOf(value) >>> 23) - 127;
 
   /** 2^n, exact: the language does not require that of its own power function. */
   function power(n) {
@@ -40,40 +22,104 @@ const mx = (() => {
   const POWERS = Array.from({ length: 601 }, (_, i) => power(i - 300));
   const exp2 = (n) => POWERS[n + 300];
 
+  // ---- formats ----
+
+  /** The magnitude of a code of exponent and mantissa bits (formats.element, formats.scale). */
+  function magnitudeOfBits(code, mantissaBits, bias) {
+    const c = code >> mantissaBits;
+    const q = code & ((1 << mantissaBits) - 1);
+    return c > 0 ? (1 + q * exp2(-mantissaBits)) * exp2(c - bias) : q * exp2(-mantissaBits) * exp2(1 - bias);
+  }
+
+  /**
+   * An element format by its bits (formats.element); `specials` is none, nan or ieee, and `complement` says whether
+   * negatives are in two's complement (formats.int8).
+   */
+  function elementFormat(name, exponentBits, mantissaBits, bias, specials, complement = false) {
+    const bits = 1 + exponentBits + mantissaBits;
+    const sign = 1 << (bits - 1);
+    const maxCode = specials === "ieee" ? (((1 << exponentBits) - 1) << mantissaBits) - 1 : sign - (specials === "nan" ? 2 : 1);
+    const grid = Array.from({ length: maxCode + 1 }, (_, code) => magnitudeOfBits(code, mantissaBits, bias));
+    const infinity = specials === "ieee" ? maxCode + 1 : -1;
+    const upper = Array.from({ length: sign }, (_, code) =>
+      code <= maxCode ? grid[code] : code === infinity ? Infinity : NaN);
+    const lower = complement ? upper.map((_, i) => -(sign - i) * grid[1]) : upper.map((value) => -value);
+    const M = grid[maxCode];
+    const emax = exponentOf(M);
+    return {
+      name, exponentBits, bias, specials, complement, bits, sign, maxCode, grid, emax, M,
+      p: emax - exponentOf(M - grid[maxCode - 1]),
+      values: [...upper, ...lower],
+      prescale: M * exp2(-(emax + 1)),
+    };
+  }
+
+  /** The code of a magnitude's code with a sign (rounding.sign). */
+  function signed(code, negative, element) {
+    if (!negative) return code;
+    return element.complement ? -code & (2 * element.sign - 1) : code | element.sign;
+  }
+
+  /** The magnitude's code of a code. */
+  function magnitudeCode(code, element) {
+    return element.complement && code & element.sign ? 2 * element.sign - code : code & (element.sign - 1);
+  }
+
+  /** A scale format by its bits (formats.scale); E8M0 alone has no subnormals (formats.e8m0). */
+  function scaleFormat(name, exponentBits, mantissaBits, bias, subnormals = true) {
+    const nan = (1 << (exponentBits + mantissaBits)) - 1;
+    const grid = Array.from({ length: nan }, (_, code) =>
+      subnormals ? magnitudeOfBits(code, mantissaBits, bias) : exp2(code - bias));
+    return {
+      name, bias, nan, grid, one: bias << mantissaBits, S: grid[nan - 1],
+      powers: mantissaBits === 0 && !subnormals,
+      values: Array.from({ length: 256 }, (_, code) => (code < nan ? grid[code] : NaN)),
+    };
+  }
+
+  const E8M0 = scaleFormat("E8M0", 8, 0, 127, false);
+  const UE4M3 = scaleFormat("UE4M3", 4, 3, 7);
+  const E2M1 = elementFormat("E2M1", 2, 1, 1, "none");
+
+  /** The block formats: each with the clause that says what it is. */
   const FORMATS = {
-    mxfp4: { title: "MXFP4", element: elementFormat("E2M1", 2, 1, 1, "none") },
-    mxfp8_e4m3: { title: "MXFP8 E4M3", element: elementFormat("E4M3", 4, 3, 7, "nan") },
-    mxfp8_e5m2: { title: "MXFP8 E5M2", element: elementFormat("E5M2", 5, 2, 15, "ieee") },
-    mxfp6_e2m3: { title: "MXFP6 E2M3", element: elementFormat("E2M3", 2, 3, 1, "none") },
-    mxfp6_e3m2: { title: "MXFP6 E3M2", element: elementFormat("E3M2", 3, 2, 3, "none") },
-    mxfp4_e1m2: { title: "MXFP4 E1M2", element: elementFormat("E1M2", 1, 2, 1, "none") },
+    mxfp4: { title: "MXFP4", element: E2M1, scale: E8M0, k: 32, clause: "formats.mxfp4" },
+    mxfp8_e4m3: { title: "MXFP8 E4M3", element: elementFormat("E4M3", 4, 3, 7, "nan"), scale: E8M0, k: 32, clause: "formats.mxfp8" },
+    mxfp8_e5m2: { title: "MXFP8 E5M2", element: elementFormat("E5M2", 5, 2, 15, "ieee"), scale: E8M0, k: 32, clause: "formats.mxfp8" },
+    mxfp6_e2m3: { title: "MXFP6 E2M3", element: elementFormat("E2M3", 2, 3, 1, "none"), scale: E8M0, k: 32, clause: "formats.mxfp6" },
+    mxfp6_e3m2: { title: "MXFP6 E3M2", element: elementFormat("E3M2", 3, 2, 3, "none"), scale: E8M0, k: 32, clause: "formats.mxfp6" },
+    mxint8: { title: "MXINT8", element: elementFormat("INT8", 0, 7, 0, "none", true), scale: E8M0, k: 32, clause: "formats.mxint8" },
+    mxfp4_e1m2: { title: "MXFP4 E1M2", element: elementFormat("E1M2", 1, 2, 1, "none"), scale: E8M0, k: 32, clause: "formats.mxfp4_e1m2" },
+    nvfp4: { title: "NVFP4", element: E2M1, scale: UE4M3, k: 16, tensorScale: true, clause: "formats.nvfp4" },
   };
 
   const RULES = ["floor", "ceil", "rceil", "even"];
   const ROUNDINGS = ["rne", "rna", "rtz", "sr"];
-  const BLOCKS = ["1x32", "32x32"];
   const SIZES = [2, 4, 8, 16, 32, 64, 128, 256];
   const POLICIES = ["none", "fixed", "per_step", "per_step_layer"];
   const MAX_SR_BITS = 22;
 
-  /** The defaults of a treatment (recipe.overlay), and the dialects as changes of them. */
-  const DEFAULTS = {
-    format: "mxfp4", scale_rule: "floor", rounding: "rne", sr_bits: 16, block: "1x32", zero_scale: 0,
+  /** The named rules that choose the scales of a format. */
+  const rulesOf = (format) => (FORMATS[format].scale.powers ? RULES : ["nearest"]);
+  const blocksOf = (format) => [`1x${FORMATS[format].k}`, `${FORMATS[format].k}x${FORMATS[format].k}`];
+  /** The codes that a block of zeros can have (scale.zero). */
+  const zeroScalesOf = (format) => [0, FORMATS[format].scale.one];
+  /** The most random bits of SR (rounding.sr). */
+  const maxBitsOf = (format) => (FORMATS[format].tensorScale ? Math.min(MAX_SR_BITS, 23 - FORMATS[format].element.p) : MAX_SR_BITS);
+  /** The rows of a treatment that share a scale. */
+  const rowsOf = (treatment) => Number(treatment.block.split("x")[0]);
+
+  /** The defaults of a treatment in a format (recipe.overlay), and the dialects as changes of them. */
+  const defaultsOf = (format) => ({
+    format, scale_rule: rulesOf(format)[0], rounding: "rne", sr_bits: 16, block: blocksOf(format)[0], zero_scale: 0,
     prescale: false, hadamard: 0, signs: "none", sign_vector: "",
-  };
+  });
   const DIALECTS = {
     ocp: {},
     amd: { scale_rule: "even", zero_scale: 127 },
     nvidia: { scale_rule: "rceil" },
     tseng: { rounding: "sr", prescale: true, hadamard: 64, signs: "per_step_layer" },
   };
-
-  // ---- bits of a float32 ----
-
-  const shared = new DataView(new ArrayBuffer(4));
-  const bitsOf = (value) => (shared.setFloat32(0, value), shared.getUint32(0));
-  const valueOf = (word) => (shared.setUint32(0, word), shared.getFloat32(0));
-  const INFINITY_BITS = 0x7f800000;
 
   // ---- random bits ----
 
@@ -240,21 +286,43 @@ const mx = (() => {
     return 0x800000 - (1 << (22 - element.p));
   }
 
-  /** The scale of a block (scale.amax and on): u is the integer maximum of the magnitudes' bits. */
-  function scaleOf(u, treatment) {
-    const element = FORMATS[treatment.format].element;
-    if (u >= INFINITY_BITS) return { kind: "nonfinite", byte: 255 };
+  /** The scale of a block (scale.amax and on): u is the integer maximum of the magnitudes' bits, t the tensor's scale. */
+  function scaleOf(u, treatment, t) {
+    const { element, scale } = FORMATS[treatment.format];
+    if (u >= INFINITY_BITS) return { kind: "nonfinite", byte: scale.nan };
     if (u === 0) return { kind: "zero", byte: treatment.zero_scale };
+    if (!scale.powers) return nearestScale(valueOf(u), element.M * t, scale);
     const E = u >>> 23;
     const m = u & 0x7fffff;
     const bump = m >= turn(treatment.scale_rule, element) ? 1 : 0;
     const e = E - 127 - element.emax + bump;
-    const clamped = Math.min(Math.max(e, -127), 127);
-    return { kind: "rule", E, m, bump, e, clamped, byte: clamped + 127 };
+    const clamped = Math.min(Math.max(e, -scale.bias), scale.nan - 1 - scale.bias);
+    return { kind: "rule", E, m, bump, e, clamped, byte: clamped + scale.bias };
   }
 
-  /** The value of a scale byte (formats.e8m0). */
-  const scaleValue = (byte) => (byte === 255 ? NaN : exp2(byte - 127));
+  /** The scale nearest to a over a unit, which is M t (scale.rule.nearest). */
+  function nearestScale(a, unit, scale) {
+    const low = below(a, unit, scale.grid);
+    const high = Math.min(low + 1, scale.nan - 1);
+    const half = ((scale.grid[low] + scale.grid[high]) / 2) * unit;
+    return { kind: "nearest", quotient: a / unit, low, high, tie: low < high && a === half, byte: nearest(a, unit, scale.grid) };
+  }
+
+  /** The scale t of a tensor whose largest finite magnitude has the bits A; 1 where the format has none (scale.tensor). */
+  function tensorScale(A, format) {
+    const { element, scale, tensorScale: has } = FORMATS[format];
+    return has && A ? Math.max(Math.fround(valueOf(A) / (element.M * scale.S)), exp2(-149)) : 1;
+  }
+
+  /** The bits of the largest finite magnitude of words (scale.tensor.amax). */
+  function tensorAmax(words) {
+    let A = 0;
+    for (const word of words) {
+      const u = (word & 0x7fffffff) >>> 0;
+      if (u > A && u < INFINITY_BITS) A = u;
+    }
+    return A;
+  }
 
   /** The largest of `bits(y) & 0x7FFFFFFF` (scale.amax). */
   function amaxBits(words, first, count) {
@@ -265,38 +333,53 @@ const mx = (() => {
 
   // ---- rounding ----
 
-  /** v' (rounding.scaled, rounding.prescale) of a magnitude's bits under a finite scale byte. */
-  function scaled(word, byte, treatment) {
-    const v = valueOf((word & 0x7fffffff) >>> 0) * exp2(127 - byte); // exact in a double
-    return treatment.prescale ? Math.fround(FORMATS[treatment.format].element.prescale * v) : v;
+  /**
+   * The ratio that is rounded, as a magnitude over a unit, neither of which is rounded: under scales that are powers
+   * of two, v' over 1 (rounding.scaled, rounding.prescale); else |y| over X t (rounding.quotient), and 0 where X is 0.
+   */
+  function ratio(word, byte, treatment, t) {
+    const { element, scale } = FORMATS[treatment.format];
+    const magnitude = valueOf((word & 0x7fffffff) >>> 0);
+    if (!scale.powers) return scale.values[byte] ? { m: magnitude, unit: scale.values[byte] * t } : { m: 0, unit: 1 };
+    const v = magnitude * exp2(scale.bias - byte); // exact in a double
+    return { m: treatment.prescale ? Math.fround(element.prescale * v) : v, unit: 1 };
   }
 
-  /** The code of the largest grid point not above v'. */
-  function below(v, element) {
+  // A unit has at most 28 bits, a point of a grid or the middle of two at most 9: a double holds their product.
+
+  /** The code of the largest point of a grid, times a unit, that is not above a magnitude. */
+  function below(m, unit, grid) {
     let low = 0;
-    let high = element.maxCode;
+    let high = grid.length - 1;
     while (low < high) {
       const middle = (low + high + 1) >> 1;
-      if (element.grid[middle] <= v) low = middle;
+      if (grid[middle] * unit <= m) low = middle;
       else high = middle - 1;
     }
     return low;
   }
 
-  /** The magnitude code of v' (rounding.rne, .rna, .rtz, .sr, .saturate); r and R are of SR. */
-  function roundMagnitude(v, rounding, element, r, R) {
-    if (v >= element.M) return element.maxCode;
-    const code = below(v, element);
-    const l = element.grid[code];
-    const gap = element.grid[code + 1] - l;
+  /** The code of the nearest point of a grid, times a unit; of two equally near the even code, or the upper one. */
+  function nearest(m, unit, grid, away = false) {
+    const code = below(m, unit, grid);
+    if (code === grid.length - 1) return code;
+    const half = ((grid[code] + grid[code + 1]) / 2) * unit;
+    if (m !== half) return m > half ? code + 1 : code;
+    return away || code % 2 === 1 ? code + 1 : code;
+  }
+
+  /** Where a magnitude lies between a point of a grid and the next, 0 to 1. */
+  const fraction = (m, unit, code, grid) => (m - grid[code] * unit) / ((grid[code + 1] - grid[code]) * unit);
+
+  /** The magnitude code of m over a unit (rounding.rne, .rna, .rtz, .sr, .saturate); r and R are of SR. */
+  function roundMagnitude(m, unit, rounding, element, r, R) {
+    const { grid, maxCode } = element;
+    if (m >= element.M * unit) return maxCode;
+    if (rounding === "rne" || rounding === "rna") return nearest(m, unit, grid, rounding === "rna");
+    const code = below(m, unit, grid);
     if (rounding === "rtz") return code;
-    if (rounding === "sr") {
-      const T = Math.floor(((v - l) / gap) * exp2(R));
-      return T + r >= exp2(R) ? code + 1 : code;
-    }
-    const rest = v - l;
-    if (rest !== gap / 2) return rest > gap / 2 ? code + 1 : code;
-    return rounding === "rna" || code % 2 === 1 ? code + 1 : code;
+    const T = Math.floor(fraction(m, unit, code, grid) * exp2(R));
+    return T + r >= exp2(R) ? code + 1 : code;
   }
 
   // ---- quantization ----
@@ -304,44 +387,49 @@ const mx = (() => {
   /**
    * Codes, one per byte, and scale bytes of rows of `length` elements, which are float32 words (quantize.order).
    * `negative` are the signs of the transform. `place` says where SR's integers come from: its stream, the index
-   * of each row's first element (BigInt), and for a tile whose other rows are elsewhere their largest magnitude.
+   * of each row's first element (BigInt), for a tile whose other rows are elsewhere their largest magnitude, and for
+   * a format with a scale of the tensor that scale, or A; without either the rows are the whole tensor.
    */
   function quantize(words, length, treatment, negative, place) {
     const rows = length ? words.length / length : 0;
-    const element = FORMATS[treatment.format].element;
+    const { element, scale, k } = FORMATS[treatment.format];
     let y = words;
     if (treatment.hadamard) {
       const x = new Float32Array(words.buffer, words.byteOffset, words.length);
       y = new Uint32Array(hadamard(x, treatment.hadamard, negative).buffer);
     }
-    const blocks = length / K;
+    const blocks = length / k;
+    const others = place.others || 0;
     const amax = new Uint32Array(rows * blocks);
-    for (let b = 0; b < amax.length; b++) amax[b] = Math.max(amaxBits(y, b * K, K), place.others || 0);
-    if (treatment.block === "32x32" && rows >= K) shareTiles(amax, rows, blocks);
-    const scales = Uint8Array.from(amax, (u) => scaleOf(u, treatment).byte);
+    for (let b = 0; b < amax.length; b++) amax[b] = Math.max(amaxBits(y, b * k, k), others);
+    const tile = rowsOf(treatment);
+    if (tile > 1 && rows >= tile) shareTiles(amax, rows, blocks, tile);
+    const A = place.A ?? Math.max(tensorAmax(y), tensorAmax([others]));
+    const t = place.t ?? tensorScale(A, treatment.format);
+    const scales = Uint8Array.from(amax, (u) => scaleOf(u, treatment, t).byte);
     const codes = new Uint8Array(words.length);
     for (let row = 0; row < rows; row++) {
       const random = treatment.rounding === "sr"
         ? integers(checkOperand(place.stream), place.starts[row], length, treatment.sr_bits) : null;
       for (let i = 0; i < length; i++) {
         const at = row * length + i;
-        const byte = scales[row * blocks + Math.floor(i / K)];
-        if (byte === 255) continue; // scale.nonfinite: all codes are 0
-        const v = scaled(y[at], byte, treatment);
-        const code = roundMagnitude(v, treatment.rounding, element, random && random[i], treatment.sr_bits);
-        codes[at] = y[at] >>> 31 ? code | element.sign : code; // rounding.sign
+        const byte = scales[row * blocks + Math.floor(i / k)];
+        if (byte === scale.nan) continue; // scale.nonfinite: all codes are 0
+        const { m, unit } = ratio(y[at], byte, treatment, t);
+        const code = roundMagnitude(m, unit, treatment.rounding, element, random && random[i], treatment.sr_bits);
+        codes[at] = signed(code, y[at] >>> 31 === 1, element);
       }
     }
-    return { codes, scales, y, amax };
+    return { codes, scales, y, amax, A, t };
   }
 
-  /** Give the 32 rows of a tile one amax (scale.block.tile). */
-  function shareTiles(amax, rows, blocks) {
-    for (let top = 0; top < rows; top += K) {
+  /** Give the rows of a tile one amax (scale.block.tile). */
+  function shareTiles(amax, rows, blocks, tile) {
+    for (let top = 0; top < rows; top += tile) {
       for (let b = 0; b < blocks; b++) {
         let u = 0;
-        for (let row = top; row < top + K; row++) u = Math.max(u, amax[row * blocks + b]);
-        for (let row = top; row < top + K; row++) amax[row * blocks + b] = u;
+        for (let row = top; row < top + tile; row++) u = Math.max(u, amax[row * blocks + b]);
+        for (let row = top; row < top + tile; row++) amax[row * blocks + b] = u;
       }
     }
   }
@@ -364,10 +452,10 @@ const mx = (() => {
     });
   }
 
-  /** Values P * X of codes, exact (dequantize.value, dequantize.nan). */
-  function dequantize(codes, scales, format) {
-    const values = FORMATS[format].element.values;
-    return Float64Array.from(codes, (code, i) => values[code] * scaleValue(scales[Math.floor(i / K)]));
+  /** Values P * X * t of codes, exact (dequantize.value, dequantize.nan). */
+  function dequantize(codes, scales, format, t) {
+    const { element, scale, k } = FORMATS[format];
+    return Float64Array.from(codes, (code, i) => element.values[code] * scale.values[scales[Math.floor(i / k)]] * t);
   }
 
   /** The bits of bfloat16 of float32 words, to nearest, ties to even. */
@@ -379,9 +467,9 @@ const mx = (() => {
   }
 
   return {
-    K, FORMATS, RULES, isThreshold, ROUNDINGS, BLOCKS, SIZES, POLICIES, MAX_SR_BITS, DEFAULTS, DIALECTS, INFINITY_BITS,
-    bitsOf, valueOf, exp2, philox, callOf, draw, integers, checkStream, checkOperand, signVector, hadamard,
-    inverseHadamard, turn, scaleOf, scaleValue, amaxBits, scaled, below, roundMagnitude, quantize, pack, unpack,
-    dequantize, toBfloat16,
+    FORMATS, rulesOf, blocksOf, zeroScalesOf, maxBitsOf, rowsOf, isThreshold, ROUNDINGS, SIZES, POLICIES, defaultsOf, DIALECTS,
+    INFINITY_BITS, bitsOf, valueOf, exp2, philox, callOf, draw, integers, checkStream, checkOperand, signVector, hadamard,
+    inverseHadamard, turn, scaleOf, tensorScale, tensorAmax, amaxBits, magnitudeCode, ratio, below, nearest, fraction,
+    roundMagnitude, quantize, pack, unpack, dequantize, toBfloat16,
   };
 })();

@@ -57,15 +57,17 @@ const numbers = (() => {
     return Math.sqrt(-2 * Math.log(random())) * Math.cos(2 * Math.PI * random());
   }
 
+  const COUNT = 32; // numbers that a preset has and a generator draws
+
   const GENERATORS = {
-    normal: (random) => Array.from({ length: mx.K }, () => gauss(random)),
-    laplace: (random) => Array.from({ length: mx.K }, () => {
+    normal: (random) => Array.from({ length: COUNT }, () => gauss(random)),
+    laplace: (random) => Array.from({ length: COUNT }, () => {
       const u = random() - 0.5;
       return -Math.sign(u) * Math.log(1 - 2 * Math.abs(u));
     }),
     outlier: (random) => {
       const values = GENERATORS.normal(random);
-      values[Math.floor(random() * mx.K)] *= 32;
+      values[Math.floor(random() * COUNT)] *= 32;
       return values;
     },
   };
@@ -73,12 +75,15 @@ const numbers = (() => {
   /** 32 words from a generator; the same number gives the same words. */
   const generate = (name, drawNumber) => GENERATORS[name](uniform(drawNumber)).map(word);
 
+  /** The amax of a tensor under which the preset `ties` is one in NVFP4 too: t and the first scale are 1. */
+  const TIES_AMAX = word(6 * 448);
+
   const both = (values) => values.flatMap((value) => [value, -value]);
   const PRESETS = {
     normal: () => generate("normal", 3),
     ties: () => [
-      ...both([5, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 4]), above(0.25), below(0.25), above(2.5), below(2.5),
-      above(3.5), below(3.5), below(5), 0.3, 0, -0, 0.1, -0.1, 6, -6, 7, 1,
+      ...both([5, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 6]), above(0.25), below(0.25), above(2.5), below(2.5),
+      above(3.5), below(3.5), below(5), 0.3, 0, -0, 0.1, -0.1, 4, -4, 7, 1,
     ].map(word),
     tiny: () => [
       ...both([1.5, 1.25, 1, 0.75, 0.5, 0.375, 0.25, 0.125]).map((value) => value * mx.exp2(-126)),
@@ -89,5 +94,5 @@ const numbers = (() => {
     turn: () => generate("normal", 3).map((each, i) => (i === 12 ? word(below(3.5)) : each)),
   };
 
-  return { parse, parseOne, show, generate, GENERATORS: Object.keys(GENERATORS), PRESETS };
+  return { parse, parseOne, show, generate, GENERATORS: Object.keys(GENERATORS), PRESETS, TIES_AMAX };
 })();

@@ -32,11 +32,14 @@ const picture = (() => {
       (0.299 * data[4 * i] + 0.587 * data[4 * i + 1] + 0.114 * data[4 * i + 2]) / 255);
   }
 
+  const lengthOf = (treatment) => mx.FORMATS[treatment.format].k;
+
   /** The picture after quantization, transform and prescale undone; and how much was lost. */
   function quantized(pixels, treatment, stream) {
-    const unit = Math.max(mx.K, treatment.hadamard);
+    const unit = Math.max(lengthOf(treatment), treatment.hadamard);
     const length = Math.ceil(WIDTH / unit) * unit;
-    const rows = Math.ceil(HEIGHT / mx.K) * mx.K; // whole tiles
+    const tile = mx.rowsOf(treatment);
+    const rows = Math.ceil(HEIGHT / tile) * tile;
     const x = new Float32Array(rows * length);
     for (let row = 0; row < HEIGHT; row++) x.set(pixels.subarray(row * WIDTH, (row + 1) * WIDTH), row * length);
     const n = treatment.hadamard;
@@ -44,13 +47,13 @@ const picture = (() => {
     const starts = Array.from({ length: rows }, (_, row) => BigInt(row * length));
     const made = mx.quantize(new Uint32Array(x.buffer), length, treatment, negative, { stream, starts, others: 0 });
     const undo = treatment.prescale ? mx.FORMATS[treatment.format].element.prescale : 1;
-    let values = Float32Array.from(mx.dequantize(made.codes, made.scales, treatment.format), (value) => value / undo);
+    let values = Float32Array.from(mx.dequantize(made.codes, made.scales, treatment.format, made.t), (value) => value / undo);
     if (n) values = mx.inverseHadamard(values, n, negative);
     const out = new Float32Array(WIDTH * HEIGHT);
     for (let row = 0; row < HEIGHT; row++) out.set(values.subarray(row * length, row * length + WIDTH), row * WIDTH);
     const signal = pixels.reduce((total, value) => total + value * value, 0);
     const noise = pixels.reduce((total, value, i) => total + (value - out[i]) ** 2, 0);
-    return { out, length, mse: noise / out.length, snr: noise ? 10 * Math.log10(signal / noise) : Infinity };
+    return { out, length, A: made.A, mse: noise / out.length, snr: noise ? 10 * Math.log10(signal / noise) : Infinity };
   }
 
   function paint(canvas, shade) {
@@ -88,7 +91,7 @@ const picture = (() => {
       const pick = h("div", { class: "view", tabindex: 0, role: "button", "aria-label": `choose a block of the picture, ${name}` }, canvas, mark);
       pick.addEventListener("click", (event) => {
         const box = canvas.getBoundingClientRect();
-        choose(Math.floor(((event.clientY - box.top) / box.height) * HEIGHT), Math.floor(((event.clientX - box.left) / box.width) * (WIDTH / mx.K)));
+        choose(Math.floor(((event.clientY - box.top) / box.height) * HEIGHT), Math.floor(((event.clientX - box.left) / box.width) * (WIDTH / lengthOf(app.state[app.side]))));
         take();
       });
       pick.addEventListener("keydown", (event) => {
@@ -112,31 +115,36 @@ const picture = (() => {
     });
 
     function choose(row, block) {
-      place = { row: Math.min(Math.max(row, 0), HEIGHT - 1), block: Math.min(Math.max(block, 0), WIDTH / mx.K - 1) };
+      const k = lengthOf(app.state[app.side]);
+      place = { row: Math.min(Math.max(row, 0), HEIGHT - 1), block: Math.min(Math.max(block, 0), WIDTH / k - 1) };
       for (const { mark } of views) {
-        mark.style.left = `${(100 * place.block * mx.K) / WIDTH}%`;
+        mark.style.left = `${(100 * place.block * k) / WIDTH}%`;
+        mark.style.width = `${(100 * k) / WIDTH}%`;
         mark.style.top = `${(100 * place.row) / HEIGHT}%`;
       }
     }
 
     /** Take the numbers of the chosen block, with the groups of the transform that it lies in, into the first step. */
     function take() {
-      const unit = Math.max(mx.K, app.state[app.side].hadamard);
-      const first = Math.floor((place.block * mx.K) / unit) * unit;
-      const { length } = result(pixels, app.state[app.side], app.state.stream);
+      const treatment = app.state[app.side];
+      const k = lengthOf(treatment);
+      const unit = Math.max(k, treatment.hadamard);
+      const first = Math.floor((place.block * k) / unit) * unit;
+      const { length, A } = result(pixels, treatment, app.state.stream);
       const row = pixels.subarray(place.row * WIDTH + first, place.row * WIDTH + Math.min(first + unit, WIDTH));
-      app.change({ words: Array.from(row, mx.bitsOf), block: place.block - first / mx.K, at: BigInt(place.row * length + first) });
+      app.change({ words: Array.from(row, mx.bitsOf), block: Math.floor((place.block * k - first) / lengthOf(app.state.a)), amax: A, at: BigInt(place.row * length + first) });
       app.say(`Block ${place.block} of row ${place.row} is now in step 1.`);
     }
 
     node.replaceChildren(
-      ui.head(7, "A picture, block by block", `${WIDTH} x ${HEIGHT} shades from 0 to 1, in blocks of 32 along the rows. Click a block to take its numbers to step 1.`, ["formats.mxfp4", "hadamard.inverse"]),
+      ui.head(7, "A picture, block by block", `${WIDTH} x ${HEIGHT} shades from 0 to 1, in blocks along the rows. Click a block to take its numbers to step 1.`, ["dequantize.value", "hadamard.inverse"]),
       h("div", { class: "pictures" }, views.map((view) => view.figure)),
       h("p", {}, file, h("label", { class: "plain button", for: "file" }, "Open a picture of yours")));
     choose(place.row, place.block);
 
-    return ui.onlyChanged(() => [pixels, app.state.a, app.state.b, app.state.stream], () => {
+    return ui.onlyChanged(() => [pixels, app.side, app.state.a, app.state.b, app.state.stream], () => {
       const { state } = app;
+      choose(place.row, place.block);
       const a = result(pixels, state.a, state.stream);
       const b = state.b ? result(pixels, state.b, state.stream) : null;
       const quality = ({ snr, mse }) => `SNR ${snr === Infinity ? "exact" : `${snr.toFixed(2)} dB`}, MSE ${words.brief(mse, 3)}`;

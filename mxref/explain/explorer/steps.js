@@ -16,49 +16,65 @@ const steps = (() => {
     n ? ["hadamard.signs", "hadamard.order", "hadamard.factor"] : ["hadamard.size"], sideOf(app));
     if (!n) return ui.replace(node, head);
     const signs = block.elements.map((e) => h("span", { class: e.negative ? "minus" : "plus", "data-element": e.position }, e.negative ? "\u2212" : "+"));
-    app.turned ??= bars.plot("the 32 numbers after the transform");
-    app.turned.draw(block.elements.map((e) => e.yBits), app.state.element, bars.flips(block));
+    app.turned ??= bars.plot("the numbers of the block after the transform");
+    app.turned.draw(block.elements.map((e) => e.yBits), app.element, bars.flips(block));
     return ui.replace(node, head,
       h("div", { class: "caption" }, "signs d"), h("div", { class: "signs" }, signs),
       h("div", { class: "caption" }, "y, with the magnitudes at which the scale byte changes"), app.turned.node,
-      n > mx.K && h("p", { class: "quiet" }, `A group of ${n} is longer than the block. Numbers that are not given are +0.`));
+      n > block.k && h("p", { class: "quiet" }, `A group of ${n} is longer than the block. Numbers that are not given are +0.`));
   }
 
   /** Amax, rule and scale byte. */
   function scale(node, app) {
     const block = app.block;
     const special = { nonfinite: ["scale.nonfinite"], zero: ["scale.zero"] }[block.scale.kind];
-    const tile = block.treatment.block === "32x32" ? ["scale.block.tile"] : [];
+    const tile = mx.rowsOf(block.treatment) > 1 ? ["scale.block.tile"] : [];
+    const { powers, name } = block.format.scale;
+    const rule = [`scale.rule.${words.ruleKind(block.treatment.scale_rule)}`, powers ? "scale.clamp" : "scale.underflow"];
+    const sentence = powers
+      ? "One power of two for the block, from the bits of its largest magnitude."
+      : `One scale of ${name} for the block: its largest magnitude over the largest element and the tensor's scale, rounded once.`;
     ui.replace(node,
-      ui.head(3, "Amax, rule, scale byte", "One power of two for the block, from the bits of its largest magnitude.",
-        [...["scale.amax"], ...(special ?? [`scale.rule.${words.ruleKind(block.treatment.scale_rule)}`, "scale.clamp"]), ...tile], sideOf(app)),
+      ui.head(3, "Amax, rule, scale byte", sentence,
+        ["scale.amax", ...(block.format.tensorScale ? ["scale.tensor"] : []), ...(special ?? rule), ...tile], sideOf(app)),
       h("div", { class: "columns" },
-        h("div", {}, draw.floatBits(block.scale.u, "u"), h("ol", { class: "lines" }, words.scaleLines(block).map((line) => h("li", {}, line)))),
-        h("div", {}, h("div", { class: "caption" }, "The byte that each rule gives between two powers of two"),
-          block.scale.kind === "rule"
-            ? draw.binade(block, (rule) => app.treat({ scale_rule: rule })) : h("p", { class: "quiet" }, "No rule applies to this block."))));
+        h("div", {}, block.scale.kind !== "nearest" && draw.floatBits(block.scale.u, "u"), h("ol", { class: "lines" }, words.scaleLines(block).map((line) => h("li", {}, line)))),
+        h("div", {}, chosen(block, app))));
+  }
+
+  /** The drawing of the choice: every rule between two powers of two, or the quotient between two scales. */
+  function chosen(block, app) {
+    const caption = (text) => h("div", { class: "caption" }, text);
+    if (block.scale.kind === "rule") {
+      return [caption("The byte that each rule gives between two powers of two"), draw.binade(block, (rule) => app.treat({ scale_rule: rule }))];
+    }
+    if (block.scale.kind === "nearest") return [caption("The quotient between two scales"), draw.neighbours(Math.min(app.width, 420), block)];
+    return h("p", { class: "quiet" }, "No rule applies to this block.");
   }
 
   /** Every element on the grid, and the selected one in full. */
   function elements(node, app) {
     const block = app.block;
     const { treatment } = block;
-    const e = block.elements[app.state.element];
+    const e = block.elements[app.element];
     const differ = app.differ?.codes ?? [];
-    const clauses = ["rounding.scaled", `rounding.${treatment.rounding}`, "rounding.saturate", "rounding.sign", ...(treatment.prescale ? ["rounding.prescale"] : [])];
+    const clauses = [block.format.scale.powers ? "rounding.scaled" : "rounding.quotient", `rounding.${treatment.rounding}`, "rounding.saturate", "rounding.sign", ...(treatment.prescale ? ["rounding.prescale"] : [])];
     const cells = block.elements.map((each) => h("button", {
       type: "button", class: `cell ${each.kind}${each.position === e.position ? " selected" : ""}${differ[each.position] ? " differs" : ""}`,
       tabindex: each.position === e.position ? 0 : -1, "data-element": each.position, "data-key": `cell-${each.position}`,
       "aria-label": `element ${each.position}: ${words.brief(each.P, 9)}, ${words.reason(each, block)}`,
       onclick: () => app.select(each.position), onkeydown: (event) => cellKey(event, app),
-    }, h("small", {}, `${each.position} ${words.KINDS[each.kind].mark}`), h("b", {}, words.brief(each.P, 9)), h("code", {}, block.element.bits === 4 ? words.code(each, block) : ui.hex2(each.code))));
+    }, h("small", {}, `${each.position} ${words.KINDS[each.kind].mark}`), h("b", {}, words.cell(each, block)), h("code", {}, block.element.bits === 4 ? words.code(each, block) : ui.hex2(each.code))));
     const used = Object.keys(words.KINDS).filter((kind) => block.elements.some((each) => each.kind === kind));
     ui.replace(node,
-      ui.head(4, "Elements on the grid", `Each magnitude is divided by X and rounded to a grid point of ${block.element.name}; then it gets its sign back.`, clauses, sideOf(app)),
-      block.scale.byte === 255 ? h("p", { class: "quiet" }, "A NaN block: nothing is rounded, and every code is 0.") : draw.grid(app.width, block, e.position),
+      ui.head(4, "Elements on the grid", `Each magnitude is divided by X${block.format.tensorScale ? " and t" : ""} and rounded to a grid point of ${block.element.name}; then it gets its sign back.`, clauses, sideOf(app)),
+      block.scale.isNaN ? h("p", { class: "quiet" }, "A NaN block: nothing is rounded, and every code is 0.")
+        : block.scale.X === 0 ? h("p", { class: "quiet" }, "X is 0: nothing is divided, and every code is 0 with its sign.")
+        : draw.grid(app.width, block, e.position),
       h("div", { class: "columns wide-left" },
         h("div", {}, h("div", { class: "cells" }, cells),
           h("p", { class: "key" }, used.map((kind) => h("span", { class: kind }, h("b", {}, words.KINDS[kind].mark), ` ${words.KINDS[kind].text}`)),
+            block.element.complement && h("span", {}, `in steps of 1/${1 / block.element.grid[1]}`),
             differ.some(Boolean) && h("span", { class: "differs" }, h("b", {}, "\u2260"), " not the code of the other treatment"))),
         detail(e, app)));
   }
@@ -67,32 +83,36 @@ const steps = (() => {
     const across = getComputedStyle(event.currentTarget.parentElement).gridTemplateColumns.split(" ").length;
     const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: across, ArrowUp: -across }[event.key];
     if (!step) return;
-    app.select((app.state.element + step + mx.K) % mx.K);
+    app.select((app.element + step + app.block.k) % app.block.k);
     event.preventDefault();
   }
 
   /** The arithmetic of one element. */
   function detail(e, app) {
     const block = app.block;
-    const { treatment, element, scale: { byte } } = block;
+    const { treatment, element, scale } = block;
+    const t = block.format.tensorScale ? " \u00b7 t" : "";
+    const divided = !Number.isNaN(e.v);
     const factor = words.fraction(element.prescale);
     const rows = [["x", `${numbers.show(e.x)}  (0x${link.hex(e.xBits)})`]];
     if (block.n) rows.push(["d, y", `${e.negative ? "-1" : "+1"}, ${numbers.show(e.y)}  (0x${link.hex(e.yBits)})`]);
-    if (byte !== 255) {
-      rows.push([treatment.prescale ? "v'" : "v", `${treatment.prescale ? `${factor} \u00b7 ` : ""}|${block.n ? "y" : "x"}| / ${words.power(byte - 127)} = ${words.brief(e.v, 9)}`]);
+    if (divided) {
+      const v = block.format.scale.powers ? words.brief(e.v, 9) : words.ratio(e, 9);
+      rows.push([treatment.prescale ? "v'" : "v", `${treatment.prescale ? `${factor} \u00b7 ` : ""}|${block.n ? "y" : "x"}| / ${words.divisor(block)} = ${v}`]);
       if (e.fraction !== null) {
-        const [from, to] = draw.bin(e.code & (element.sign - 1), treatment.rounding, element);
+        const [from, to] = draw.bin(e.magnitude, treatment.rounding, element);
         rows.push(["grid", e.kind === "exact" ? `${words.brief(e.lower, 9)}` : `${words.brief(e.lower, 9)} .. ${words.brief(e.upper, 9)}`]);
         if (treatment.rounding !== "sr") rows.push(["its bin", `${words.brief(from, 9)} .. ${words.brief(to, 9)}`]);
       }
     }
     if (treatment.rounding === "sr" && e.draw) rows.push(...random(e, treatment, app.state.stream));
-    rows.push(["result", words.reason(e, block)], ["code", `${words.code(e, block)}, P = ${words.brief(e.P, 9)}`]);
-    if (byte !== 255) {
-      rows.push(["value", `P \u00b7 X${treatment.prescale ? ` / (${factor})` : ""} = ${words.brief(e.value, 9)}`], ["error", words.brief(e.error, 6)]);
+    rows.push(["result", words.reason(e, block)], ["code", `${words.code(e, block)}, P = ${words.valueText(e, block)}`]);
+    if (element.complement && e.code & element.sign) rows.push(["negative", `two's complement: ${2 * element.sign} - ${e.magnitude} = ${e.code}`]);
+    if (!scale.isNaN) {
+      rows.push(["value", `P \u00b7 X${t}${treatment.prescale ? ` / (${factor})` : ""} = ${words.brief(e.value, 9)}`], ["error", words.brief(e.error, 6)]);
     }
     return h("div", { class: "detail", "data-shown": e.position }, h("h3", {}, `Element ${e.position}`),
-      byte !== 255 && draw.interval(300, e, block),
+      divided && draw.interval(300, e, block),
       h("dl", {}, rows.map(([name, text]) => [h("dt", {}, name), h("dd", {}, text)])),
       treatment.rounding === "sr" && h("p", { class: "clauses" }, ["random.philox", "random.counter", "random.elements"].map(ui.clause)));
   }
@@ -117,7 +137,7 @@ const steps = (() => {
     const { a, b } = app.blocks;
     const packing = { 4: "packing.nibbles", 6: "packing.sixes", 8: "packing.bytes" }[a.element.bits];
     ui.replace(node,
-      ui.head(5, "Bytes in memory", "One scale byte, and the codes as they are stored.", [packing, "packing.scales"]),
+      ui.head(5, "Bytes in memory", a.format.tensorScale ? "One scale byte, and the codes as they are stored; the tensor's scale t is stored once, beside all blocks." : "One scale byte, and the codes as they are stored.", [packing, "packing.scales"]),
       row("a", a, app), b && row("b", b, app), b && h("p", { class: "verdict", "data-verdict": "" }, verdict(app.differ)));
   }
 
@@ -165,8 +185,19 @@ const steps = (() => {
       h("table", {}, h("thead", {}, h("tr", {}, h("td"), shown.map(title))),
         h("tbody", {}, measures.map(([name, measure]) => h("tr", {}, h("th", { scope: "row" }, name), shown.map((block) => h("td", {}, measure(block))))))),
       h("div", { class: "caption" }, defined ? `|value - y| of each element, up to ${words.brief(worst, 3)}` : "A NaN block has no error."),
-      defined && h("div", { class: "errors" }, Array.from({ length: mx.K }, (_, i) => h("span", { "data-element": i }, shown.map((block, j) =>
-        h("i", { class: sides[j], style: `height:${(100 * (block.elements[i].error || 0)) / worst}%` }))))));
+      defined && h("div", { class: "errors" }, errorBars(app.block, shown, (e, j) =>
+        h("i", { class: sides[j], style: `height:${(100 * (e?.error || 0)) / worst}%` }))));
+  }
+
+  /** A place for each number that a shown block holds; blocks of two lengths have some of them in common. */
+  function errorBars(pointed, shown, bar) {
+    const start = Math.min(...shown.map((block) => block.first));
+    const end = Math.max(...shown.map((block) => block.first + block.k));
+    return Array.from({ length: end - start }, (_, i) => {
+      const element = start + i - pointed.first;
+      return h("span", { "data-element": element >= 0 && element < pointed.k ? element : null },
+        shown.map((block, j) => bar(block.elements[start + i - block.first], j)));
+    });
   }
 
   return { transform, scale, elements, memory, error };

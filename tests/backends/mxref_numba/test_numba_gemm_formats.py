@@ -24,8 +24,9 @@ from mxref_numba.backend import NumbaBackend
 REFERENCE = get_backend("reference")
 BACKENDS = [NumbaBackend(p) for p in dict.fromkeys((path.available()[0], path.KernelPath.PORTABLE))]
 """All paths multiply these formats by the same kernels."""
-SHORT = [each for each in BLOCK_FORMATS.values() if each.element.bits < 8]
-PAIRS = [pair for pair in itertools.product(BLOCK_FORMATS.values(), repeat=2) if pair != (MXFP4, MXFP4)]
+FORMATS = [each for each in BLOCK_FORMATS.values() if each in NumbaBackend.capabilities.formats]
+SHORT = [each for each in FORMATS if each.element.bits < 8]
+PAIRS = [pair for pair in itertools.product(FORMATS, repeat=2) if pair != (MXFP4, MXFP4)]
 K = 32
 
 

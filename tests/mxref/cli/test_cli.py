@@ -216,6 +216,14 @@ def test_explain_reads_files(tmp_path, array):
         (("1", "--signs", "fixed"), "without a Hadamard transform"),
         (("1", "--dialect", "amdd"), "did you mean 'amd'?"),
         (("1", "--tile"), "needs two axes"),
+        (("1", "--amax", "7"), "amax = 7.0 with the format mxfp4: it has no scale of the tensor"),
+        (("1", "--format", "nvfp4", "--amax", "nan"), "amax = nan is no finite magnitude"),
+        (("1", "--format", "nvfp4", "--amax", "much"), "--amax 'much' is not a float32 number"),
+        (("1", "--format", "nvfp4", "--prescale"), "prescale = true with the format nvfp4"),
+        (("1", "--format", "nvfp4", "--scale-rule", "floor"), "scale_rule = 'floor' with the format nvfp4"),
+        (("1", "--format", "nvfp4", "--scale-rule", ">1.5"), "scale_rule = '>1.5' with the format nvfp4"),
+        (("1", "--format", "nvfp4", "--dialect", "amd"), "scale_rule = 'even' with the format nvfp4"),
+        (("1", "--format", "nvfp4", "--zero-scale", "127"), "neither 0 nor 56"),
         (("--file", "missing.npy"), "cannot read missing.npy: No such file"),
         (("--file", "missing.txt"), "the suffix must be"),
     ],
@@ -281,6 +289,18 @@ def test_a_run_of_padding_is_one_row_unless_the_transform_spreads_into_it():
     assert "\n30  " in run("explain", *"12345678", "--hadamard", "16").stdout
 
 
+def test_explain_takes_the_amax_of_the_tensor():
+    words = ("--format", "nvfp4", "1.5234375", "-0.75", *["0"] * 14, "3")
+    for text in ("260", "0x43820000"):
+        first, second = explained("--amax", text, *words)
+        assert (first["scale"]["byte"], first["scale"]["tensor_amax"], second["index"]) == (0x42, 260, 1)
+    own, _ = explained(*words)
+    assert (own["scale"]["tensor_amax"], own["scale"]["byte"]) == (3, 0x76)
+    shown = run("explain", "--amax", "260", *words).stdout
+    assert "scale of the tensor 3dc61862, a float32" in shown
+    assert "v = |x| / (X t)" in shown
+
+
 def test_backends_lists_the_reference_and_its_capabilities():
     result = run("backends", "--json", MXREF_BACKEND="reference")
     answer = json.loads(result.stdout)
@@ -293,7 +313,8 @@ def test_backends_lists_the_reference_and_its_capabilities():
     assert row["capabilities"]["formats"] == list(BLOCK_FORMATS)
     assert row["capabilities"]["gemms"][:2] == [["exact", "mxfp4", "mxfp4"], ["exact", "mxfp4", "mxfp8_e4m3"]]
     shown = " ".join(run("backends", width=400).stdout.split())
-    assert f"exact: all pairs of {', '.join(BLOCK_FORMATS)}; ordered: all pairs" in shown
+    long = ", ".join(name for name, made in BLOCK_FORMATS.items() if made.k == 32)
+    assert f"exact: all pairs of {long} and nvfp4; ordered: all pairs" in shown
     text = run("backends", MXREF_BACKEND="reference").stdout
     for field in Capabilities.__dataclass_fields__:
         assert f"\n{field} " in text

@@ -17,16 +17,16 @@ from mutants.staged import Staged, with_capabilities
 from mxref import GemmProfile, OperandSpec, Rounding, Stream, quantize
 from mxref.capabilities import Capabilities
 from mxref.conformance import CLAUSES, check, checks_of
-from mxref.conformance.checking import Op, Plan
+from mxref.conformance.checking import Op, Plan, unit_amax
 from mxref.conformance.outcome import Level
-from mxref.conformance.requests.crafted import crafted_blocks, tame, ties
+from mxref.conformance.requests.crafted import crafted_blocks, crafted_tensors, tame, ties
 from mxref.discovery import get_backend
 from mxref.errors import RecipeError
-from mxref.formats import BLOCK_FORMATS, MXFP4, MXFP8_E4M3
+from mxref.formats import BLOCK_FORMATS, MXFP4, MXFP8_E4M3, NVFP4
 from mxref.placement import Placement
 from mxref.reference import ReferenceBackend
 from mxref.reference import backend as reference
-from mxref.steps.scale import ScaleRule
+from mxref.steps.scale import ScaleRule, rules_of
 
 EVERYTHING = os.environ.get("MXREF_CONFORMANCE_ALL") == "1"
 """Whether `make test-conformance` asks the reference for every format at level full."""
@@ -208,7 +208,7 @@ def test_native_sr_is_asked_for_statistics_only():
         assert message in report.failures[0].message
 
 
-@pytest.mark.parametrize("made", BLOCK_FORMATS.values(), ids=str)
+@pytest.mark.parametrize("made", [made for made in BLOCK_FORMATS.values() if made.scale.powers], ids=str)
 def test_crafted_blocks_hold_what_they_promise(made):
     crafted = crafted_blocks(made)
     bits = crafted.x.view(np.uint32)
@@ -231,13 +231,29 @@ def test_crafted_blocks_hold_what_they_promise(made):
     assert not crafted.x.flags.writeable
 
 
-@pytest.mark.parametrize("made", BLOCK_FORMATS.values(), ids=str)
-@pytest.mark.parametrize("rule", ScaleRule)
+def test_crafted_tensors_reach_every_scale_and_both_ends():
+    for tensor in crafted_tensors(NVFP4):
+        finite = tensor.x[np.isfinite(tensor.x).all(axis=1)]
+        amax = None if tensor.amax is None else np.array([tensor.amax], np.float32)
+        q = quantize(finite, OperandSpec(NVFP4), placement=Placement(amax=amax))
+        most = 75 if tensor.amax == 2.0**-149 else 127
+        found = set(q.scales.ravel().tolist())
+        assert tensor.amax == 2.0**-149 or {0, 1} <= found, tensor.where
+        assert "larger" in tensor.where or len(found) >= most - 1, tensor.where
+        assert not tensor.x.flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("rule", "made"),
+    [(rule, made) for made in BLOCK_FORMATS.values() for rule in rules_of(made.scale)],
+    ids=str,
+)
 def test_tame_values_are_exact_under_every_rounding(rule, made):
     x = tame(np.random.default_rng(0), (50, 96), made=made)
+    amax = unit_amax(made)
+    at = Placement(Stream(1), amax=None if amax is None else np.array([amax], np.float32))
     first, *others = (
-        quantize(x, OperandSpec(format=made, scale_rule=rule, rounding=r), placement=Placement(Stream(1)))
-        for r in Rounding
+        quantize(x, OperandSpec(format=made, scale_rule=rule, rounding=r), placement=at) for r in Rounding
     )
     assert all(first == other for other in others)
 

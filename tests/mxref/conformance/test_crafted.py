@@ -86,7 +86,7 @@ FAULTS = {
 @pytest.fixture
 def without(monkeypatch):
     """Leaves a class of crafted blocks out."""
-    caches = (crafted.crafted_blocks, suite._checks)
+    caches = (crafted.crafted_blocks, crafted.crafted_tensors, suite._checks)
     collect = crafted._crafted
 
     def leave_out(pattern):

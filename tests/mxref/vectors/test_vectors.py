@@ -43,7 +43,7 @@ from places import ROOT
 
 LARGEST, LARGEST_FORMAT = (
     1_500_000,
-    400_000,
+    500_000,
 )  # bytes, of the files by chapter together, and of each other format
 
 
@@ -152,8 +152,10 @@ def test_every_flag_is_a_clause():
     unused = core - used
     # Neither a bit of one result: tolerances, statistics, and operations outside the protocol. Signs that a recipe
     # gives are multiplied as drawn ones are, and vectors name the policy alone; likewise vectors name rules, and a
-    # threshold is the bound of one.
-    assert unused <= {"rounding.native_sr", "hadamard.inverse", "hadamard.vector", "scale.rule.threshold"}
+    # threshold is the bound of one. Orders of float32 operations are those of other implementations.
+    assert unused <= {
+        "rounding.native_sr", "hadamard.inverse", "hadamard.vector", "scale.rule.threshold", "scale.arithmetic",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)

@@ -124,7 +124,7 @@ def check_widths(name: str, linear: nn.Linear, recipe: Recipe) -> None:
             raise LayerError(
                 f"{name}: {('out_features', 'in_features')[axis]} = {width} is not a multiple of {unit}, which "
                 f"{role.value} needs (k = {block_format(spec).k}, Hadamard size {spec.hadamard or 'none'}, block "
-                f"{spec.block.value}); add {name!r} to keep_bf16 or change the width"
+                f"{spec.block}); add {name!r} to keep_bf16 or change the width"
             )
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from mxref.backend import Backend
-from mxref.formats import BlockShape
 from mxref.recipe import GemmProfile, OperandSource, OperandSpec, Recipe, ResultType
 from mxref.roles import OPERANDS, GemmRole
 from mxref.steps.hadamard import SignPolicy
@@ -267,7 +266,7 @@ def width_units(recipe: Recipe) -> Iterator[tuple[int, int, GemmRole, OperandSpe
         if recipe.kind(role) != "block":
             continue
         for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
-            tiled = _WIDTHS[operand.tensor] if spec.block is BlockShape.TILE else ()
+            tiled = _WIDTHS[operand.tensor] if spec.block.is_tile else ()
             needs = dict.fromkeys(tiled, operators.block_format(spec).k)
             if role in _CONTRACTED:
                 needs[_CONTRACTED[role]] = operators.block_unit(spec)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mxref.formats import BlockFormat, BlockShape
+from mxref.formats import BlockFormat
 from mxref.recipe import OperandSpec, Recipe
 from mxref.roles import OPERANDS, GemmRole
 from mxref.steps.hadamard import draw_rotation
@@ -153,7 +153,7 @@ def split_row(captured: Captured, seen: Rounded, spec: OperandSpec, role: GemmRo
     """Return the error of an operand: by cause, and in the mean of its Hadamard groups."""
     height, rotation = 1, None
     if isinstance(spec.format, BlockFormat):
-        height = spec.format.k if spec.block is BlockShape.TILE else 1
+        height = spec.format.k if spec.block.is_tile else 1
         if spec.hadamard:
             layer, operand = captured.layer, OPERANDS[role][which]
             stream = Stream(layer.context.seed, captured.step, layer.index, operand.id)

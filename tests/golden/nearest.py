@@ -1,0 +1,266 @@
+"""Drafts of golden vectors of a block format under scales with a mantissa and a scale of the tensor.
+
+The turns are those of two divisions: amax by the largest element and the tensor's scale, and an element by both scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from golden.draft import (
+    FLT_MAX,
+    INFINITIES,
+    NANS,
+    NEAREST_AND_DOWN,
+    SIGN,
+    Words,
+    around,
+    bits_of,
+    draft,
+    hex64,
+    mixed,
+    quantization,
+    stream_inputs,
+    window,
+)
+from golden.formats import blocks_of, packing, scaled
+from golden.products import dequantize, products
+from mxref.formats import BlockFormat
+from mxref.steps.random import Stream, random_integers
+from mxref.vectors import Record, RecordOp
+from mxref.vectors.data import words_text
+
+_STREAM = Stream(0x0123456789ABCDEF, 7, 3, 2)
+_RULE = "nearest"
+
+
+def drafts(made: BlockFormat) -> Iterator[Record]:
+    """Yield the drafts of the file of a block format."""
+    yield from _scales(made)
+    yield from _special_blocks(made)
+    yield from _rounding(made)
+    yield from _stochastic(made)
+    yield from _whole(made)
+    yield from dequantize(made)
+    yield from products(made, made)
+    yield from packing(made)
+
+
+def _quantization(
+    made: BlockFormat,
+    id: str,
+    clauses: list[str],
+    note: str,
+    words: Words | None,
+    amax: int | None = None,
+    **inputs: Any,
+) -> Record:
+    """Return a draft of op quantize; `amax` is the tensor's, None for that of the words."""
+    named = [*clauses, "scale.tensor", *(["scale.tensor.amax"] if amax is not None else [])]
+    word = None if amax is None else words_text([amax])
+    return quantization(
+        f"{made.name}.{id}", named, note, words, format=made.name, rule=_RULE, tensor_amax=word, **inputs
+    )
+
+
+def _unit(made: BlockFormat) -> int:
+    """Return the amax of a tensor whose scale is 1."""
+    return int(bits_of([made.element.max_value * made.scale.max_value])[0])
+
+
+def _amaxes(made: BlockFormat) -> list[int]:
+    """Return amaxes of tensors: of a scale of 1, of powers of two and others, and at both ends."""
+    unit = _unit(made)
+    return [unit, unit - (100 << 23), 0x3F800000, 0x43820000, 0x42F6E979, FLT_MAX, 0x00A80000, 5000, 1]
+
+
+def _tensor_scale(made: BlockFormat, amax: int) -> float:
+    """Return the scale of a tensor, which only chooses inputs here."""
+    number = float(np.array([amax], np.uint32).view(np.float32)[0])
+    narrow = np.float32(number / (made.element.max_value * made.scale.max_value))
+    return float(max(narrow, np.float32(2.0**-149)))
+
+
+def _scales(made: BlockFormat) -> Iterator[Record]:
+    """Amax where the quotient lies between two scales, under tensors of several amaxes; then scales of tensors."""
+    numbers = np.array(made.scale.values[: made.scale.nan_code])
+    between = np.concatenate([(numbers[:-1] + numbers[1:]) / 2, [made.scale.max_value]])
+    for amax in _amaxes(made):
+        turns = around(scaled(between * made.element.max_value * _tensor_scale(made, amax), 0), 1)
+        beyond = np.array([1, amax, FLT_MAX], np.uint32)
+        words = np.unique(np.concatenate([turns, beyond]))
+        yield draft(
+            RecordOp.SCALE, f"{made.name}.scale.{amax:08x}",
+            [f"scale.rule.{_RULE}", "scale.tensor", "scale.tensor.amax", "scale.amax", "formats.scale"],
+            "between every two scales, with both neighbours", rule=_RULE, format=made.name,
+            tensor_amax=words_text([amax]), amax=words_text(words[words > 0]),
+        )  # fmt: skip
+    for seed, base in enumerate((0, 1, 20, 60, 100, 119, 127, 140, 180, 230, 247)):
+        yield draft(
+            RecordOp.SCALE, f"{made.name}.scale.own.{base:03}", [f"scale.rule.{_RULE}", "scale.tensor"],
+            "the tensor's own amax", rule=_RULE, format=made.name,
+            amax=words_text(window(80 + seed, base, 64) & np.uint32(0x7FFFFFFF)),
+        )  # fmt: skip
+    steps = int(made.element.max_value * made.scale.max_value)
+    small = sorted({1, steps // 2, steps // 2 + 1, steps, 3 * steps // 2, 3 * steps // 2 + 1, 5 * steps // 2})
+    for amax in (*small, 0x43C00001, 0x447A0000, 0x4B189680, 0x7F7FFFFE):
+        yield draft(
+            RecordOp.SCALE, f"{made.name}.scale.tensor.{amax:08x}", ["scale.tensor", f"scale.rule.{_RULE}"],
+            "a scale of the tensor that is rounded, a subnormal too", rule=_RULE, format=made.name,
+            amax=words_text([amax, amax // 2 + 1]),
+        )  # fmt: skip
+    yield _quantization(
+        made, "scale.orders", [], "where orders of float32 operations part",
+        np.full(made.k, bits_of([1.5234375])[0]), amax=0x43820000,
+    )  # fmt: skip
+
+
+def _special_blocks(made: BlockFormat) -> Iterator[Record]:
+    k, unit = made.k, _unit(made)
+    normal = window(1, 122, k)
+    zeros = (("plus", np.zeros(k, np.uint32)), ("minus", np.full(k, SIGN, np.uint32)))
+    for (name, words), code in product(zeros, (0, made.scale.one_code)):
+        yield _quantization(
+            made, f"zero.{name}.{code}", ["scale.zero", "rounding.sign"], "a tensor of zeros", words,
+            zero_scale=code or None,
+        )  # fmt: skip
+        yield _quantization(
+            made, f"zero.{name}.{code}.beside", ["scale.zero", "rounding.sign"], "an all-zero block beside another",
+            np.concatenate([normal, words]), zero_scale=code or None,
+        )  # fmt: skip
+    for at, word in zip((0, 9, k - 1, 5), (*NANS[:2], *INFINITIES), strict=True):
+        spoiled = window(2, 125, k)  # above all of the other block
+        spoiled[at] = word
+        words = np.concatenate([normal, spoiled])
+        for amax in (None, unit):
+            yield _quantization(
+                made, f"nonfinite.{word:08x}" + ".given" * (amax is not None),
+                ["scale.nonfinite", "conventions.inputs"],
+                "a NaN or Inf spoils its whole block, whose other elements count in the tensor's amax", words, amax,
+            )  # fmt: skip
+        yield _quantization(
+            made, f"nonfinite.{word:08x}.raise", ["scale.nonfinite"], "refused where the policy says so", words,
+            nonfinite="raise",
+        )  # fmt: skip
+    least = made.scale.values[1]
+    under = around(bits_of([made.element.max_value * least / 2]), 2)  # at X = 0 or the least X
+    rows = np.array([[word, SIGN | word, SIGN, 0, *(under[:1] | SIGN), *[1] * (k - 5)] for word in under])
+    for mode in (*NEAREST_AND_DOWN, "sr"):
+        given = stream_inputs(_STREAM) if mode == "sr" else {}
+        for name, amax in (("one", unit), ("given", 0x42F6E979)):
+            words = rows.astype(np.uint32).reshape(-1)
+            if amax != unit:
+                words = _times(words, _tensor_scale(made, amax))
+            yield _quantization(
+                made, f"underflow.{name}.{mode}", ["scale.underflow", "rounding.sign"],
+                "under a scale of zero no magnitude is left, and signs are", words, amax, rounding=mode, **given,
+            )  # fmt: skip
+
+
+def _times(words: Words, factor: float) -> Words:
+    """Return the float32 words of values times a factor, rounded."""
+    return scaled(words.view(np.float32).astype(np.float64) * factor, 0)
+
+
+def _rounding(made: BlockFormat) -> Iterator[Record]:
+    """Every tie of the quotient and its neighbours, under several scales of blocks and tensors, and saturation."""
+    grid = np.array(made.element.magnitudes)
+    ties = (grid[:-1] + grid[1:]) / 2
+    largest, codes = made.element.max_value, [1, 2, 3, 5, 7, 8, 9, 13, 31, 54, 56, 57, 63, 90, 119, 126]
+    for amax, mode in product(_amaxes(made), NEAREST_AND_DOWN):
+        if mode == "rna" and amax not in (_unit(made), FLT_MAX):
+            continue
+        tensor = _tensor_scale(made, amax)
+        factors = [made.scale.values[code] * tensor for code in codes]
+        parts = [
+            blocks_of(made, around(scaled(ties * f, 0), 1), largest * f, 0, 3 + at)
+            for at, f in enumerate(factors)
+        ]
+        yield _quantization(
+            made, f"ties.{mode}.{amax:08x}", [f"rounding.{mode}", "rounding.quotient"],
+            "every tie of the quotient and its neighbours", np.concatenate(parts), amax, rounding=mode,
+        )  # fmt: skip
+    above = np.array([made.scale.values[code] for code in (8, 56, 60, 118)]) * largest
+    for mode in NEAREST_AND_DOWN:
+        blocks = [mixed(np.resize(around(scaled([a * 1.03125, a], 0), 2), made.k), 7) for a in above]
+        far = np.full(made.k, FLT_MAX, np.uint32)
+        yield _quantization(
+            made, f"saturate.{mode}", ["rounding.saturate"], "above M where the scale was rounded down, and far above",
+            np.concatenate([*blocks, far]), _unit(made), rounding=mode,
+        )  # fmt: skip
+
+
+def _stochastic(made: BlockFormat) -> Iterator[Record]:
+    """Elements that SR rounds up at the least, and the same one unit in the last place below."""
+    element, k = made.element, made.k
+    grid = np.array(element.magnitudes)
+    for bits, (name, amax, code) in product(
+        (1, 8, 16, 17, 22), (("one", _unit(made), 56), ("given", 0x42F6E979, 45))
+    ):
+        integers = random_integers(np.arange(2, dtype=np.int64), 0, 2 * k, 2 * k, _STREAM, bits)
+        gap = np.arange(2 * k) * 5 % (len(grid) - 1)
+        at = grid[gap] + np.diff(grid)[gap] * np.ldexp((1 << bits) - integers.astype(np.float64), -bits)
+        factor = made.scale.values[code] * _tensor_scale(made, amax)
+        up = scaled(at * factor, 0)
+        for side, words in (("up", up), ("down", up - np.uint32(1))):
+            words = words.copy()
+            words[:, ::k] = scaled([element.max_value * factor], 0)
+            yield _quantization(
+                made, f"sr.{bits:02}.{name}.{side}", ["rounding.quotient", "random.elements"],
+                "the thresholds of SR", words.reshape(-1), amax, rounding="sr",
+                sr_bits=bits if bits != 16 else None, shape=[2, 2 * k], **stream_inputs(_STREAM),
+            )  # fmt: skip
+
+
+def _whole(made: BlockFormat) -> Iterator[Record]:
+    """Axes, padding, tiles, parts, narrow inputs, transforms, and digests of larger tensors."""
+    k = made.k
+    for mode, base in product(NEAREST_AND_DOWN, (0, 60, 121, 240)):
+        yield _quantization(
+            made, f"drawn.{mode}.{base:03}", [f"rounding.{mode}", "rounding.quotient"], "the tensor's own amax",
+            window(21 + base, base, 4 * k), rounding=mode,
+        )  # fmt: skip
+    for name, shape, axis, pad in (("axis0", [2 * k, 3], 0, None), ("pad", [3, k + 1], 1, True)):
+        clauses = ["quantize.axis", *(["quantize.padding"] if pad else [])]
+        yield _quantization(
+            made, f"place.{name}", clauses, "the block axis is stored last",
+            window(31, 120, int(np.prod(shape))), shape=shape, axis=axis, pad=pad,
+        )  # fmt: skip
+    part = {"shape": [2, 2 * k], "origin": [3, k], "global_shape": [8, 5 * k]}
+    for mode in ("rne", "sr"):
+        given = stream_inputs(_STREAM) if mode == "sr" else {}
+        yield _quantization(
+            made, f"part.{mode}", [], "a part takes the amax of the whole tensor",
+            window(33, 120, 4 * k), 0x42F6E979, rounding=mode, **part, **given,
+        )  # fmt: skip
+    tile: NDArray[np.uint32] = window(17, 119, k * 2 * k)
+    for mode in NEAREST_AND_DOWN:
+        yield _quantization(
+            made, f"tile.{mode}", ["scale.amax"], "one byte for a tile, stored in each row", tile, rounding=mode,
+            block=made.tile, shape=[k, 2 * k],
+        )  # fmt: skip
+    yield _quantization(
+        made, "rht064", ["linear.rotation"], "the tensor's amax is taken after signs and transform",
+        window(53, 121, 128), hadamard=64, signs="per_step_layer", shape=[2, 64], **stream_inputs(_STREAM),
+    )  # fmt: skip
+    for dtype in ("bfloat16", "float16"):
+        yield _quantization(
+            made, f"dtype.{dtype}", ["conventions.inputs"], "inputs of a narrower type",
+            window(41, 120, 4 * k) & np.uint32(0xFFFF0000), dtype=dtype,
+        )  # fmt: skip
+    large: list[tuple[str, dict[str, Any]]] = [
+        ("rne", {"shape": [9, 10 * k]}), ("rna", {"shape": [10 * k, 9], "axis": 0}),
+        ("sr", {"shape": [9, 10 * k], **stream_inputs(_STREAM)}),
+        ("rtz", {"shape": [4 * k, 6 * k], "block": made.tile}),
+    ]  # fmt: skip
+    for number, (mode, where) in enumerate(large):
+        for rule, base in (("window", 118), ("grid", 30)):
+            yield _quantization(
+                made, f"digest.{rule}.{mode}", [], "a tensor made from a seed", None, rounding=mode,
+                x_rule=rule, x_base=base, x_seed=hex64(number), **where,
+            )  # fmt: skip

@@ -1,0 +1,116 @@
+"""Faults of NVFP4, whose scales have a mantissa and stand under a scale of the tensor, and of MXINT8."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from mutants.mutant import Mutant
+from mutants.staged import Staged, decoding, staged
+from mxref import GemmProfile
+from mxref.formats import MXINT8, NVFP4
+from mxref.layouts.packed import unpack
+from mxref.quantization import dequantize, plan_tensor_scale
+from mxref.steps.quotient import Arithmetic, quotient, tensor_scale
+from mxref.steps.scale import magnitude_bits
+
+_NVFP4, _MXINT8 = (NVFP4.name,), (MXINT8.name,)
+
+
+def scale_ties_up(self, amax, spec):
+    grid = np.array(spec.format.scale.values[: spec.format.scale.max_code + 1])
+    real = amax.view(np.float32).astype(np.float64) / (
+        spec.format.element.max_value * float(self.tensor.scale)
+    )
+    return np.searchsorted((grid[1:] + grid[:-1]) / 2, real, side="right").astype(np.uint8)
+
+
+def twice_rounded(self, magnitude, scales):
+    each = np.broadcast_to(scales[..., None], magnitude.shape)
+    if self.tensor.scale < 2.0**-100:  # whose inverse is infinite
+        return Staged.scaled(self, magnitude, scales)
+    scaled = quotient(magnitude, each, self.plan_now.format, self.tensor, Arithmetic.TORCHAO)
+    return np.where(each == 0, 0, scaled)
+
+
+def sixes_under_zero(self, magnitude, scales):
+    scaled = Staged.scaled(self, magnitude, scales)
+    return np.where((scales[..., None] == 0) & (magnitude > 0), self.element.max_value, scaled)
+
+
+class LowestMade(Staged):
+    """Clips to -128 ... 127."""
+
+    def round(self, v, spec, random):
+        self.saturated = v > self.element.max_value
+        return super().round(v, spec, random)
+
+    def sign(self, codes, negative):
+        signed = super().sign(codes, negative)
+        return np.where(negative & self.saturated, np.uint8(0x80), signed)
+
+
+class NanBlocksLeftOut(Staged):
+    """The largest magnitude of a tensor by a maximum that a NaN of the same block hides."""
+
+    def _tensor_scale(self, x, plan, placement):
+        if placement.amax is None:
+            v = self.rows(self.widen(np.moveaxis(x, plan.axis, -1)), plan)
+            amax = magnitude_bits(v).reshape(-1, plan.format.k).max(axis=-1)
+            amax = amax[amax < 0x7F800000].max(initial=0).view(np.float32)
+            placement = replace(placement, amax=np.array([amax]))
+        return plan_tensor_scale(x, plan, placement)
+
+
+class InverseRounded(Staged):
+    """The scale of a tensor as the inverse of a rounded inverse."""
+
+    def _tensor_scale(self, x, plan, placement):
+        amax, scale = plan_tensor_scale(x, plan, placement)
+        if placement.amax is None:
+            return amax, scale
+        return amax, np.array([tensor_scale(amax[0], plan.format, Arithmetic.TE).scale])
+
+
+class TensorScaleLeftOut(Staged):
+    """A GEMM that leaves the scale of B's tensor to its caller."""
+
+    changed = True
+
+    def _scaled_gemm(self, a, b, profile, out_dtype):
+        if profile is GemmProfile.ORDERED and b.tensor_scale is not None:
+            b = replace(b, tensor_scale=np.ones(1, np.float32))
+        return super()._scaled_gemm(a, b, profile, out_dtype)
+
+
+def no_subnormal_scales(q, dtype):
+    scales = np.where(q.scales < 8, 0, q.scales).astype(np.uint8)
+    return dequantize(replace(q, scales=scales), dtype)
+
+
+def sign_and_magnitude(q, dtype):
+    codes = unpack(q.codes, q.format.element)
+    return dequantize(
+        replace(q, codes=np.where(codes & 0x80, -(codes & 0x7F), codes).astype(np.uint8)), dtype
+    )
+
+
+NVFP4_MUTANTS = (
+    Mutant("scale ties up", "scale.rule.nearest", "half a step added to the scale's bits before they are cut",
+           staged(scale=scale_ties_up), first=False, formats=_NVFP4),
+    Mutant("quotient rounded twice", "rounding.quotient", "torchao: x * ((1 / t) / s) in float32",
+           staged(scaled=twice_rounded), formats=_NVFP4),
+    Mutant("codes of 6 under a scale of 0", "scale.underflow", "Transformer Engine",
+           staged(scaled=sixes_under_zero), formats=_NVFP4),
+    Mutant("tensor's scale by its inverse", "scale.tensor", "Transformer Engine", InverseRounded, formats=_NVFP4),
+    Mutant("NaN blocks outside of the tensor", "scale.tensor.amax", "a maximum of the blocks' maxima",
+           NanBlocksLeftOut, formats=_NVFP4),
+    Mutant("subnormal scales decoded as zero", "formats.scale", "a decoder that has no subnormals",
+           decoding(no_subnormal_scales), ("dequantize",), formats=_NVFP4),
+    Mutant("tensor's scale left out of the GEMM", "gemm.tensor_scale", "a kernel of the blocks alone",
+           TensorScaleLeftOut, ("gemm",), formats=_NVFP4),
+    Mutant("-128 made", "rounding.saturate", "a clip to all of INT8", LowestMade, formats=_MXINT8),
+    Mutant("INT8 as sign and magnitude", "formats.int8", "a decoder of floating-point elements",
+           decoding(sign_and_magnitude), ("dequantize",), formats=_MXINT8),
+)  # fmt: skip
