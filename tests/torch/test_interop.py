@@ -23,6 +23,7 @@ from mxref.formats import (
     MXFP6_E2M3,
     MXFP8_E4M3,
     MXFP8_E5M2,
+    UE4M3,
     BlockFormat,
     ElementFormat,
     Specials,
@@ -62,6 +63,23 @@ def test_mxfp8_has_torchs_type_of_its_element(block_format):
     assert from_torch(elements, shared) == q
     assert np.shares_memory(from_torch(elements, shared).codes, codes)
     np.testing.assert_array_equal(elements.to(torch.float32).numpy(), dequantize(q))
+
+
+@pytest.mark.clause("packing.exchange", evidence="peer")
+def test_nvfp4_has_torchs_type_of_its_scales_and_keeps_the_scale_of_the_tensor():
+    q = quantize(np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32), OperandSpec("nvfp4"))
+    elements, shared = to_torch(q)
+    assert (elements.dtype, shared.dtype) == (torch.float4_e2m1fn_x2, torch.float8_e4m3fn)
+    np.testing.assert_array_equal(shared.to(torch.float64).numpy(), np.array(UE4M3.values)[q.scales])
+    assert from_torch(elements, shared, tensor_scale=q.tensor_scale) == q
+    with pytest.raises(ShapeError, match="scale of the tensor"):
+        from_torch(elements, shared)
+
+
+def test_mxint8_has_torchs_own_integers():
+    q = quantize(np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32), OperandSpec("mxint8"))
+    elements, shared = to_torch(q)
+    assert (elements.dtype, from_torch(elements, shared)) == (torch.int8, q)
 
 
 def test_an_element_that_torch_has_no_type_for_is_refused():
@@ -110,7 +128,7 @@ def test_elements_that_torch_has_no_type_for_are_refused(block_format):
 @pytest.mark.clause("packing.exchange", evidence="known answer")
 def test_values_are_refused():
     with pytest.raises(
-        DtypeError, match=r"expected torch\.float4_e2m1fn_x2, torch\.\w+, torch\.\w+ and torch"
+        DtypeError, match=r"expected torch\.float4_e2m1fn_x2 and torch\.float8_e8m0fnu; torch"
     ):
         from_torch(torch.zeros(1, 16), torch.zeros(1, 1))
     with pytest.raises(DtypeError, match="view the bytes"):
