@@ -33,15 +33,6 @@ def test_plugin_makes_a_test_of_every_clause(tmp_path):
     assert "not declared: scale_rules even" in done.stdout
 
 
-def test_plugin_leaves_the_choice_of_clauses_to_pytest(tmp_path):
-    (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")
-    done = run_pytest(tmp_path, "--mxref-backend", PLANTED, "-k", "scale.rule and not even", "-v")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"scale\.rule\.floor PASSED", done.stdout)
-    assert re.search(r"1 passed, 4 skipped, \d+ deselected", done.stdout)
-    assert "test_own PASSED" not in done.stdout
-
-
 def test_plugin_survives_a_backend_that_ends_its_process(tmp_path):
     (tmp_path / "faulty.py").write_text("import os\nos._exit(0)\n")
     done = run_pytest(tmp_path, "--mxref-backend", f"{tmp_path}/faulty.py:backend")
@@ -67,10 +58,17 @@ def test_a_backend_that_loads_only_once_fails_its_tests(tmp_path):
     assert "KeyError" not in done.stdout
 
 
-def test_plugin_passes_a_good_backend_and_refuses_an_unknown_one(tmp_path):
-    done = run_pytest(tmp_path, "--mxref-backend", TOY)
+def test_plugin_leaves_the_choice_of_clauses_to_pytest(tmp_path):
+    """And passes a good backend."""
+    (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")
+    done = run_pytest(tmp_path, "--mxref-backend", TOY, "-k", "scale.rule and not even", "-v")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"\d+ passed, \d+ skipped", done.stdout)
+    assert re.search(r"scale\.rule\.floor PASSED", done.stdout)
+    assert re.search(r"1 passed, 4 skipped, \d+ deselected", done.stdout)
+    assert "test_own PASSED" not in done.stdout
+
+
+def test_plugin_refuses_an_unknown_backend(tmp_path):
     done = run_pytest(tmp_path, "--mxref-backend", "numbr")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "unknown backend 'numbr'" in done.stderr
