@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -95,6 +96,7 @@ def ladder(**changes: Any) -> Ladder:
 
 def in_process(trainer: Any, backend: Backend, progress: Any = None) -> study.Runner:
     def run(runs: Sequence[Any], tally: study.Tally, corpus: Any) -> None:
+        gc.freeze()  # each run collects garbage first, which goes through all that this process holds
         for one in runs:
             tally.begin(one)
             tally.done(one, train_arm(one, trainer, backend, corpus, progress or ProgressSink()))

@@ -45,10 +45,21 @@ def pytest_collection_finish() -> None:
 
     It would do so every few seconds, as a test makes many objects and keeps few.
     """
-    gc.collect()
-    gc.freeze()
+    _spare_what_stays()
     gc.set_threshold(10_000, 20, 50)
     gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Spare the collector what a file leaves for the rest of the process: modules, kernels, the kit's checks."""
+    if nextitem is not None and nextitem.path != item.path:
+        _spare_what_stays()
+
+
+def _spare_what_stays() -> None:
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_collectionfinish(items: list[pytest.Item]) -> str:
