@@ -65,10 +65,10 @@ demo: demo-takes $(RUNS)  ## train the ladder `demo` on 2 CPU cores and write ru
 demo-takes:
 	@echo 'make demo: $(if $(wildcard $(RUNS)),,2 minutes and 1.5 GB for $(VENV) with the CPU build of PyTorch, then )4 to 5 minutes and 0.1 GB on 2 cores'
 
-# Many processes of the tests import the packages. Each would compile them anew where PYTHONDONTWRITEBYTECODE is set.
+# Many processes import the packages and the tests. Each would compile them anew where PYTHONDONTWRITEBYTECODE is set.
 test: $(STAMP)  ## prove the bits, and everything around them (NEWEST=1: on the newest releases of PyTorch, Triton and the rest)
 	$(BIN)/python -m compileall -q mxref backends training
-	$(BIN)/pytest $(PARALLEL) -m '$(USUAL)'
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest $(PARALLEL) -m '$(USUAL)'
 
 quick: $(STAMP)  ## one minute from an edit to "the bits still hold": known answers, the oracle, both backends, Triton, a layer
 	$(BIN)/pytest -q $(PARALLEL) $(QUICK)
