@@ -23,7 +23,7 @@ from faults.scenario import Scenario, contents, scenarios, write_inputs
 from faults.shim import Ended, Fault, Kind, Operation, Server, recorded
 
 ALL = bool(os.environ.get("MXREF_FAULTS_ALL"))
-FEW = 3
+FEW = 2
 CUT_STRIDE = 5
 NAMES = ("train", "beside", "ablate", "again", "longer")
 CASES = [

