@@ -30,6 +30,7 @@ class Watched:
         self, path: Path, limit: float = LIMIT, kept: dict[str, int] | None = None, log_every: int = 1
     ) -> None:
         self.path, self.sink = path, Saboteur(0, crash)
+        path.mkdir(exist_ok=True)
         config = replace(CONFIG, run=replace(CONFIG.run, spike=limit, steps=10_000, log_every=log_every))
         run = SimpleNamespace(
             folder=RunFolder(path, 1),
@@ -110,6 +111,31 @@ def test_losses_that_are_not_in_the_log_count_neither_before_nor_after_a_resume(
     kept = watched.log.lengths()
     watched.log.close()
     assert Watched(tmp_path, kept=kept, log_every=2).see(9.0, first=2 * FEWEST + 1) == []
+
+
+@pytest.mark.parametrize("noted_before", [False, True], ids=["the first spike", "one spike before"])
+def test_a_resume_takes_back_the_spikes_beyond_its_checkpoint(tmp_path: Path, noted_before: bool) -> None:
+    """A run that stops after a spike and resumes before it notes the spike once, and not those of its lost steps."""
+    watched = Watched(tmp_path)
+    watched.see(*CALM[:50], *[5.0] * noted_before)
+    kept, first = watched.log.lengths(), 51 + noted_before
+    assert len(watched.see(6.0, 7.0, first=first)) == 2 + noted_before
+    watched.log.close()
+    resumed = Watched(tmp_path, kept=kept)
+    assert [line["step"] for line in resumed.see(3.0, first=first)] == [51] * noted_before
+    assert [line["step"] for line in resumed.see(7.0, first=first + 1)] == [51] * noted_before + [first + 1]
+
+
+def test_a_resumed_run_compares_with_the_newest_losses(tmp_path: Path) -> None:
+    """Of the 220 losses before the checkpoint the first 120 are high: the window has none of them."""
+    before = [9.0] * 120 + CALM[:WINDOW]
+    (whole,) = Watched(tmp_path / "whole").see(*before, 5.0)
+    stopped = Watched(tmp_path / "resumed")
+    stopped.see(*before)
+    kept = stopped.log.lengths()
+    stopped.log.close()
+    assert Watched(tmp_path / "resumed", kept=kept).see(5.0, first=len(before) + 1) == [whole]
+    assert whole["median"] == statistics.median(CALM[:WINDOW])
 
 
 def test_a_run_notes_the_samples_that_it_was_given_and_the_numbers_stay(tmp_path: Path) -> None:
