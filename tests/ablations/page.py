@@ -17,7 +17,7 @@ from mxref_training.report.ladder.tables import answers_table
 from mxref_training.report.ladder.words import headline, provenance, target_line
 from rst_table import csv_table
 
-SOURCES = ("Model", "Tokens per arm", "Data", "Versions", "Hardware")
+SOURCES = ("Model", "Tokens per arm", "Data", "Versions")
 """What the page repeats of the results' provenance."""
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
@@ -67,7 +67,7 @@ def _sections(name: str, results: Results, known: Mapping[str, str] = MappingPro
     yield f".. image:: /_measured/ablation_{name}_curves.svg"
     yield f"   :alt: Curves of the validation loss of each arm less that of {reference}"
     yield ""
-    yield "The contrasts that were declared before the runs, p-values corrected for their number:\n"
+    yield "Declared contrasts, p-values corrected for their number:\n"
     yield _table(
         ("contrast", "loss, nats (95 %)", "p", "answer"),
         (
@@ -85,15 +85,15 @@ def _sections(name: str, results: Results, known: Mapping[str, str] = MappingPro
         for key, value in provenance(results)
         if key in SOURCES and known.get(key) != value
     )
+    devices = {run["environment"]["hardware"]["device"] for arm in results["arms"] for run in arm["runs"]}
+    yield f"| Device: {', '.join(sorted(devices))}"
 
 
 def _answer(row: dict[str, Any]) -> str:
     """Return the outcome, the seeds that would decide it, and the mark of pairs that scatter."""
-    said: str = {"underpowered": "Cannot be told", "missing": "Not run yet"}.get(
-        row["outcome"], row["outcome"].capitalize()
-    )
+    said: str = row["outcome"].capitalize()
     if row["pairs_to_decide"]:
-        said += f"; about {row['pairs_to_decide']} seeds would tell"
+        said += f"; {row['pairs_to_decide']} seeds"
     return said + ("; its pairs scatter" if row["loss"] and row["loss"]["noisy"] else "")
 
 
@@ -101,13 +101,11 @@ def _spread_line(spread: dict[str, dict[str, Any]]) -> str:
     loss, tokens = spread["loss"], spread["tokens"]
     if not loss["freedom"]:
         return "No spread is known, because each arm has one run: there are no intervals and no verdicts."
-    left = sorted({*loss["outside"], *tokens["outside"]})
+    left = ", ".join(sorted({*loss["outside"], *tokens["outside"]}))
     return (
         f"Pooled spread of a paired difference: {loss['nats']:.4f} nats ({loss['freedom']} degrees of freedom) and "
-        f"{tokens['percent']:.1f} % of the tokens ({tokens['freedom']}). "
-        f"Arms that left the pool: {', '.join(left) or 'none'}. "
-        "“Its pairs scatter” marks a contrast whose own pairs scatter more than twice as much as that."
-    )
+        f"{tokens['percent']:.1f} % of the tokens ({tokens['freedom']})."
+    ) + (f" Arms that left the pool: {left}." if left else "")
 
 
 def _whole(text: str) -> str:

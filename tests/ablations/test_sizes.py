@@ -84,7 +84,7 @@ def test_tokens_of_arms_and_of_contrasts_differ_by_what_the_text_says() -> None:
 def test_both_sizes_have_their_verdicts_in_the_tables() -> None:
     found = {name: results_of(name) for name in front.SIZES}
     text = "\n".join(page._sections(LADDER, found[LADDER]))
-    assert text.count("Cannot be told; about") == 10
+    assert text.count("Underpowered; ") == 10
 
 
 def test_gaps_at_50m_beside_those_at_20m() -> None:
