@@ -16,10 +16,9 @@ from pathlib import Path
 from statistics import mode, quantiles
 from typing import Any
 
-from bench.plot import NARROW, WIDE
+from bench.plot import NARROW, WIDE, standalone
 from bench.records import RECORDS
 from mxref_training.probe.results import TABLES, Results, rows
-from mxref_training.report.drawing import standalone
 from mxref_training.report.probe.plots import figures as drawn
 
 KIND = "ablation_probe"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.goals import operation_goals
-from mxref_training.report.drawing import SMALLEST, standalone, styled, svg
-from mxref_training.report.palette import COLOURS, GREY, INK, MUTED
+from mxref_training.report.drawing import SMALLEST, styled, svg
+from mxref_training.report.palette import COLOURS, GREY, INK, MUTED, variables
 
 WIDE, NARROW = 7.66, 3.72
 """Widths of a chart in inches: of a page's column, and of the screen of a phone."""
@@ -24,6 +25,17 @@ def chart(name: str, draw: Callable[[float], Figure], width: float = WIDE) -> st
     prefix = name.replace("_", "-") + ("-narrow" if width == NARROW else "")
     with styled(prefix):
         return standalone(svg(draw(width), prefix))
+
+
+def standalone(svg: str) -> str:
+    """Return a figure as a file: with namespaces, and with the palette and the ground that a page would give it."""
+    names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0]
+    head = f'<svg {names} width="{width}pt" height="{height}pt" '
+    used = set(re.findall(r"var\(--([\w-]+)\)", svg)) | {"paper"}
+    colours = f'<style class="palette">{variables("svg", used)}\nsvg {{ background: var(--paper); }}</style>'
+    text = re.sub(r"(?<![\w:])href=", "xlink:href=", svg.replace("<svg ", head, 1))
+    return re.sub(r"(<svg [^>]*>)", lambda found: f"{found[0]}\n{colours}", text, count=1)
 
 
 def charts(name: str, draw: Callable[[float], Figure]) -> dict[str, str]:

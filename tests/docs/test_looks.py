@@ -12,8 +12,9 @@ pytest.importorskip("matplotlib")
 
 from matplotlib.figure import Figure
 
+from bench.plot import standalone
 from mxref_training.report import palette
-from mxref_training.report.drawing import LEGIBLE, SMALLEST, name_curves, size_style, standalone, styled, svg
+from mxref_training.report.drawing import LEGIBLE, SMALLEST, name_curves, size_style, styled, svg
 from places import ROOT
 
 DOCS = ROOT / "docs"

@@ -22,6 +22,7 @@ from mxref_training.branch_start import begin_branch
 from mxref_training.errors import ConfigError
 from mxref_training.interrupt import Interrupted
 from mxref_training.lab.branches import assemble_branches
+from mxref_training.lab.branches import moments as branch_moments
 from mxref_training.lab.ladder import Branch, Ladder
 from mxref_training.lab.last_checkpoint import Extra
 from mxref_training.lab.study import summary
@@ -273,7 +274,7 @@ def test_designs_that_cannot_run_are_refused(branch: dict[str, Any], said: str) 
 )
 def test_moments_that_do_not_fit_are_refused(moments: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        Branch(moments=moments).steps(1000)
+        branch_moments(Branch(moments=moments), 1000)
 
 
 def test_a_list_without_moments_is_refused_and_not_replaced() -> None:
@@ -282,8 +283,8 @@ def test_a_list_without_moments_is_refused_and_not_replaced() -> None:
 
 
 def test_shares_are_rounded_to_evaluations() -> None:
-    assert Branch().steps(3680) == (900, 1850, 2750)
-    assert Branch(moments=("200", "10%"), updates=40).steps(1000) == (100, 200)
+    assert branch_moments(Branch(), 3680) == (900, 1850, 2750)
+    assert branch_moments(Branch(moments=("200", "10%"), updates=40), 1000) == (100, 200)
     assert Branch(updates=30).interval == 30
     assert Branch(updates=200).interval == 50
 

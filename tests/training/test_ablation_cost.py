@@ -14,6 +14,7 @@ import mxref
 from ablation_fakes import FakeCorpus, FakeTrainer, ladder, run_ladder, tiny
 from mxref.cli import main
 from mxref_training.lab.arm import ArmRun
+from mxref_training.lab.branches import branch_runs
 from mxref_training.lab.costs import GPUS, UTILISATION, Costs, Estimate, estimate, wall
 from mxref_training.lab.study import Tally, planned
 from mxref_training.model.llama import flops_per_token, parameter_count
@@ -56,7 +57,7 @@ def test_runs_start_in_the_place_that_is_free_first() -> None:
 
 def estimated(out: Path, places: int = 2, gpus: int = 1, **changes: Any) -> Estimate:
     lad = ladder(**changes)
-    return estimate(lad, CONFIG, out, planned(lad, CONFIG, 2), places, gpus)
+    return estimate(CONFIG, planned(lad, CONFIG, out, 2), places, gpus)
 
 
 def test_an_estimate_adds_up_from_the_finished_runs(tmp_path: Path) -> None:
@@ -76,6 +77,17 @@ def test_an_estimate_adds_up_from_the_finished_runs(tmp_path: Path) -> None:
     checkpoint = 12 * found.parameters
     assert found.disk == (5 * 2 + 2 * 3) * checkpoint + 5 * 400_000
     assert estimated(tmp_path, last={"keep": []}).disk == 2 * 3 * checkpoint + 5 * 400_000
+
+
+def test_an_estimate_of_branches_has_the_trunk_with_a_checkpoint_of_each_moment(tmp_path: Path) -> None:
+    lad = ladder(branch={"moments": ["40", "60"], "updates": 20, "eval_every": 20})
+    found = estimate(CONFIG, branch_runs(lad, CONFIG, tmp_path, 1), 1, 1)
+    # The trunk up to its last moment, and three arms from both: the repetition of the reference has no branch.
+    assert [(arm.name, arm.runs, arm.steps) for arm in found.arms] == [
+        ("fp8", 1, 60), ("fp8", 2, 20), ("h16", 2, 20), ("bad", 2, 20),
+    ]  # fmt: skip
+    assert found.tokens == (60 + 6 * 20) * CONFIG.run.step_tokens
+    assert found.disk == (2 + 3) * 12 * found.parameters + 7 * 400_000
 
 
 def test_without_a_finished_run_the_peak_of_a_gpu_counts_and_its_memory(tmp_path: Path) -> None:

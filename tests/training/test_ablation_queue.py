@@ -49,7 +49,7 @@ def corpus(config: Any) -> Any:
 
 
 def order(lad: Ladder, seeds: int | None) -> list[str]:
-    return [run.place.name for run in planned(lad, tiny(), seeds)]
+    return [run.name for run in planned(lad, tiny(), Path(), seeds)]
 
 
 def test_pairs_are_complete_early_and_the_reference_comes_first() -> None:

@@ -21,6 +21,7 @@ from mxref.steps.hadamard import SignPolicy, draw_rotation
 from mxref.steps.random import Stream
 from mxref_training.config_files import load_config
 from mxref_training.lab.arm import ArmRun
+from mxref_training.lab.branches import moments
 from mxref_training.lab.ladder import load_ladder, shipped
 
 BF16, FP8, M = "bf16", "fp8", "mxfp4 even zero127"
@@ -184,7 +185,7 @@ def test_the_branches_of_readings_are_those_of_the_protocol() -> None:
     assert (branch.trunk, branch.moments, branch.updates, branch.seeds) == ("fp8", ("70%",), 200, 3)
     # The losses after 50, 100 and 200 updates are evaluated; 70 % of 3,680 steps is 2,576.
     assert branch.interval == 50
-    assert branch.steps(3680) == (2600,)
+    assert moments(branch, 3680) == (2600,)
 
 
 def test_the_ladder_at_50m_has_the_claims_of_the_other_and_its_treatments() -> None:

@@ -179,7 +179,7 @@ def ablate(
     chosen, why = default_backend(backend, config.run.device)
     computes = get_backend(chosen)
     echo(f"ladder {ladder}, backend {chosen} ({why}), writing to {folder}", err=True)
-    runs = (branch_runs if branches else planned)(loaded, config, seeds, names)
+    runs = (branch_runs if branches else planned)(loaded, config, folder, seeds, names)
     slots = make_slots(jobs, gpus_per_run, config, computes, len(single or runs))
     config = on_share(config, slots) if len(slots) > 1 or gpus_per_run > 1 else config
     _preflight(loaded, config, names, computes, slots)
@@ -285,6 +285,6 @@ def _estimate(
     from mxref_training.lab.costs import estimate
     from mxref_training.lab.study import planned
 
-    runs = (branch_runs if branches else planned)(ladder, config, seeds, names)
+    runs = (branch_runs if branches else planned)(ladder, config, out, seeds, names)
     places = jobs or 1
-    show_estimate(estimate(ladder, config, out, runs, places, gpus_per_run), places, gpus_per_run)
+    show_estimate(estimate(config, runs, places, gpus_per_run), places, gpus_per_run)

@@ -28,6 +28,7 @@ from mxref_training.lab.contrasts import (
     holm,
     pairs_to_decide,
     pool,
+    scatter,
     separated,
     smallest_difference,
 )
@@ -124,7 +125,15 @@ class Answers:
             "answer": sentence(seen, found, *diverged, decide),
             "pairs": found.pairs if found else 0,
             "diverged": [list(counts) for counts in diverged],
-            "loss": found and _loss(found, corrected),
+            "loss": found
+            and found.numbers
+            | {
+                "corrected_p": corrected,
+                "equal_p": found.equal_p(EQUAL_NATS),
+                "own": found.own,
+                "own_spread": found.own_spread,
+                "noisy": found.is_noisy,
+            },
             "tokens": self._tokens(contrast),
             "predictions": [
                 {
@@ -243,16 +252,6 @@ def _known(found: Pool) -> Row:
     return {"freedom": found.freedom, "outside": list(found.outside)}
 
 
-def _loss(found: Difference, corrected: float | None) -> Row:
-    return found.numbers | {
-        "corrected_p": corrected,
-        "equal_p": found.equal_p(EQUAL_NATS),
-        "own": found.own,
-        "own_spread": found.own_spread,
-        "noisy": found.is_noisy,
-    }
-
-
 def _is_random(recipe: Recipe) -> bool:
     """Return whether an operand of Fprop is rounded stochastically: its evaluations are then random too."""
     return any(operand.rounding is Rounding.SR for operand in (recipe.fprop.x, recipe.fprop.w))
@@ -298,10 +297,7 @@ def combined(results: Sequence[Mapping[str, Any]]) -> list[Row]:
         }
         for measure in ("loss", "slope"):
             pairs = [value for one in found for _, value in one[measure]["pairs"]]
-            own = difference(
-                dict(enumerate(pairs)), dict.fromkeys(range(len(pairs)), 0.0), Pool(), outside=True
-            )
-            assert own is not None
+            own = scatter(pairs)
             row[measure] = own.numbers | {
                 "pairs": pairs,
                 "ladders": [one[measure]["nats"] for one in found],

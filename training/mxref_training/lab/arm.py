@@ -61,21 +61,6 @@ def run_name(arm: str, seed: int) -> str:
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A run before anything is known of its tokens."""
-
-    arm: Arm
-    seed: int
-    """Number of the repetition."""
-    steps: int
-    """That it takes."""
-    place: Path
-    """Its directory in that of the ladder."""
-    whole: bool = True
-    """Whether it starts at step 0, and so may keep its checkpoints."""
-
-
-@dataclass(frozen=True)
 class ArmRun:
     """One run of one arm, and its directory."""
 
@@ -87,8 +72,8 @@ class ArmRun:
     config: TrainConfig
     """With the seeds of this run."""
     recipe: Recipe
-    key: dict[str, Any]
-    """Its fingerprint, as JSON gives it back."""
+    key: dict[str, Any] = field(default_factory=dict)
+    """Its fingerprint, as JSON gives it back; empty as long as the tokens are not known."""
     corpus: str = field(default="", compare=False)
     """One line about the documents."""
     keep_checkpoints: bool = field(default=True, compare=False)
@@ -114,6 +99,12 @@ class ArmRun:
     def span(self) -> tuple[int, int]:
         """The steps at which it starts and ends."""
         return self.start.step if self.start else 0, self.stops[-1] if self.stops else self.config.run.steps
+
+    @property
+    def steps(self) -> int:
+        """The steps that it takes."""
+        first, last = self.span
+        return last - first
 
     @property
     def folder(self) -> Path:
@@ -153,7 +144,7 @@ class ArmRun:
     def drop_checkpoints(self) -> None:
         """Delete the checkpoints of a finished run, unless they are kept."""
         if not self.keep_checkpoints:
-            with self._explained():
+            with _written(self.folder):
                 self._store.drop()  # an empty folder shows that no checkpoint is missing
 
     def prepare(self) -> str:
@@ -164,34 +155,33 @@ class ArmRun:
         """
         if self.finished():
             return "finished before, kept"
-        result = self.folder / _RESULT
-        with self._explained():
+        with _written(self.folder):
             make_folder(self.folder)
             with self.alone():
                 stored = self._stored_key()
                 if stored == self.key:
-                    if result.exists():
+                    if (self.folder / _RESULT).exists():
                         return "result.json or metrics.jsonl was changed later: the result is read again from the run"
                     return "resumes where it stopped"
-                longer = stored and is_longer(stored, self.key)
-                anew = not longer and (stored or (self.folder / "run.json").exists())
-                if anew:
-                    changed = ", ".join(changes(stored, self.key)) if stored else "its fingerprint is missing"
-                    aside = set_aside(self.out, self.folder)
-                elif longer:
-                    result.unlink(missing_ok=True)
-                    lost = not (self.folder / _KEY).exists() or self._lost_its_checkpoints()
+                said = self._make_room(stored)
             make_folder(self.folder)
             with self.alone():
                 write_json(self.folder / _KEY, self.key)
-        if anew:
-            return f"starts anew, because {changed} (the old run is in {aside})"
-        if not stored:
-            return "starts"
-        before, steps = stored["run"]["steps"], self.key["run"]["steps"]
-        if lost:
+        return said
+
+    def _make_room(self, stored: dict[str, Any] | None) -> str:
+        """Keep a run that only has to go on for more steps, and move another one aside; return what will happen."""
+        if stored and is_longer(stored, self.key):
+            began = (self.folder / _KEY).exists()
+            (self.folder / _RESULT).unlink(missing_ok=True)
+            before, steps = stored["run"]["steps"], self.key["run"]["steps"]
+            if began and (self._store.latest() is not None or not (self.folder / "run.json").exists()):
+                return f"goes on from {before:,} to {steps:,} steps"
             return f"starts anew, for {steps:,} steps: the run of {before:,} steps has no checkpoint here"
-        return f"goes on from {before:,} to {steps:,} steps"
+        if not stored and not (self.folder / "run.json").exists():
+            return "starts"
+        changed = ", ".join(changes(stored, self.key)) if stored else "its fingerprint is missing"
+        return f"starts anew, because {changed} (the old run is in {set_aside(self.out, self.folder)})"
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -205,12 +195,9 @@ class ArmRun:
             return ConfigError(f"{holder} is training in {self.folder}: wait until it has ended, or stop it")
 
         with ExitStack() as held:
-            with self._explained():
+            with _written(self.folder):  # the lock alone: what the block does has errors of its own
                 held.enter_context(locked(self.folder / _LOCK, busy))
             yield
-
-    def _explained(self) -> Any:
-        return explained(ConfigError, f"write to {self.folder}", "free some space, or choose another --out")
 
     def to_table(self) -> dict[str, Any]:
         """Return this run as JSON values."""
@@ -235,18 +222,10 @@ class ArmRun:
         """Return whether this run, and no other, is in its directory."""
         return self._stored_key() == self.key
 
-    def forget(self) -> None:
-        """Move the directory aside, so that the run is trained again."""
-        with self._explained():
-            set_aside(self.out, self.folder)
-
     def progress(self) -> float:
         """Return the part of the run that its newest checkpoint holds."""
-        first, last = self.span
-        return min(1.0, ((self._store.latest() or first) - first) / (last - first))
-
-    def _lost_its_checkpoints(self) -> bool:
-        return (self.folder / "run.json").exists() and self._store.latest() is None
+        first, _ = self.span
+        return min(1.0, ((self._store.latest() or first) - first) / self.steps)
 
     def _stored_key(self) -> dict[str, Any] | None:
         """Return the fingerprint of the run in the directory; a collected result holds its own."""
@@ -257,13 +236,19 @@ def set_aside(out: Path, folder: Path) -> Path:
     """Move the directory of a run to `out/superseded`, and return its new place."""
     names = (out / "superseded" / f"{folder.name}-{number}" for number in count(1))
     aside = next(path for path in names if not path.exists())
-    make_folder(aside.parent)
-    folder.rename(aside)
-    for parent in (aside.parent, folder.parent):
-        sync(parent)
-    # A process that waits for the lock then notices that the directory was replaced.
-    (aside / _LOCK).unlink(missing_ok=True)
+    with _written(folder):
+        make_folder(aside.parent)
+        folder.rename(aside)
+        for parent in (aside.parent, folder.parent):
+            sync(parent)
+        # A process that waits for the lock then notices that the directory was replaced.
+        (aside / _LOCK).unlink(missing_ok=True)
     return aside
+
+
+def _written(folder: Path) -> Any:
+    """Explain an error of the disk while the block writes to a run's directory."""
+    return explained(ConfigError, f"write to {folder}", "free some space, or choose another --out")
 
 
 # ---- training ----

@@ -7,21 +7,23 @@ out as a ladder. The trunk is not trained where the ladder's own run of that arm
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import mxref
-from mxref.tomlio import to_table
+from mxref.tomlio import shown, to_table
 from mxref_training.config import Schedule
 from mxref_training.errors import ConfigError
-from mxref_training.lab.arm import DESIGN, ArmRun, Planned, Start, run_name
-from mxref_training.lab.contrasts import LEVEL, student_point
+from mxref_training.lab.arm import DESIGN, ArmRun, Start, set_aside
+from mxref_training.lab.contrasts import scatter
 from mxref_training.lab.ladder import Arm, Branch, Ladder
-from mxref_training.lab.last_checkpoint import VALIDATION
+from mxref_training.lab.last_checkpoint import VALIDATION, Extra
 from mxref_training.lab.result_file import Record, digest, write_json
 from mxref_training.lab.study import Study, Tally, require_runnable, seeded
 
@@ -38,6 +40,7 @@ Curve = dict[int, float]
 RESULTS = "branch.json"
 _FOLDER = "branch"
 _ALL = 1_000_000  # checkpoints of a trunk that are kept
+_MOMENT = re.compile(r"(?P<step>\d+)|(?P<share>\d+(?:\.\d+)?)\s*%")
 
 
 def run_branches(study: Study) -> dict[str, Any]:
@@ -53,7 +56,6 @@ def run_branches(study: Study) -> dict[str, Any]:
         Interrupted: the trainer or the runner was interrupted; the next call continues there.
     """
     ladder, config, design = study.ladder, study.config, study.ladder.branch
-    moments = design.steps(config.run.steps)
     chosen = branching(ladder, study.arms)
     require_runnable(ladder, chosen, study.backend)
     for arm in chosen:
@@ -62,14 +64,9 @@ def run_branches(study: Study) -> dict[str, Any]:
                 f"arm {arm.name!r} sets keys of train.model, and a branch goes on with the trunk's model: "
                 f"--arms=-{arm.name} leaves the arm out"
             )
-    seeds = design.seeds if study.seeds is None else study.seeds
-    trunks = [_trunk(study, seed, moments) for seed in range(seeds)]
-    branches = [
-        _branch(study, trunk, arm, step)
-        for trunk in trunks
-        for step in moments
-        for arm in branching(ladder, None)
-    ]
+    plan = branch_runs(ladder, config, study.out, study.seeds)
+    trunks = {run.seed: _trunk(study, run) for run in plan if not run.start}
+    branches = [_branch(study, run, trunks[run.seed]) for run in plan if run.start]
     wanted = [run for run in branches if run.arm in chosen]
 
     def results(records: dict[str, Record]) -> dict[str, Any]:
@@ -78,48 +75,98 @@ def run_branches(study: Study) -> dict[str, Any]:
             for run in branches
             if run.start and run.title in records
         }
-        shared = branch_config(config, replace(design, anneal=False), moments[0])
+        shared = branch_config(config, replace(design, anneal=False), 0)
         table = assemble_branches(ladder, shared, found, study.data, study.backend.name)
         written: dict[str, Any] = write_json(study.out / RESULTS, table)
         return written
 
     tally = Tally(study, branches, wanted, results)
-    needed = [trunk for trunk in trunks if _is_needed(trunk, tally.missing)]
+    needed = [trunk for trunk in trunks.values() if _is_needed(trunk, tally.missing)]
     for trunk in needed:
         if trunk.finished():
             study.say(f"{trunk.title}: its checkpoints are gone, so it is trained again")
-            trunk.forget()
+            set_aside(trunk.out, trunk.folder)
     Tally(study, needed, needed, lambda records: None).train()
     final: dict[str, Any] = tally.train()
     return final
 
 
-def _trunk(study: Study, seed: int, moments: Sequence[int]) -> ArmRun:
-    """Return the run that has the checkpoints of the moments, or makes them."""
-    arm = study.ladder.trunk
-    config = seeded(study.config, arm, seed)
-    whole = study.run(arm, seed, config, Path(), {})
-    if whole.has_begun() and all(_checkpoint(whole.folder, step).exists() for step in moments):
-        return whole
-    config = replace(config, run=replace(config.run, checkpoint_every=0, keep=_ALL))
-    made = study.run(arm, seed, config, Path(_FOLDER, "trunk"), {"moments": list(moments)})
-    return replace(made, stops=tuple(moments))
+def branch_runs(
+    ladder: Ladder, config: TrainConfig, out: Path, seeds: int | None, arms: list[str] | None = None
+) -> list[ArmRun]:
+    """Return for each seed the trunk, up to its last moment, and the branches; arguments as of `study.planned`."""
+    design, trunk = ladder.branch, ladder.trunk
+    steps = moments(design, config.run.steps)
+    found = []
+    for seed in range(design.seeds if seeds is None else seeds):
+        whole = seeded(config, trunk, seed)
+        whole = replace(whole, run=replace(whole.run, checkpoint_every=0, keep=_ALL))
+        made = ArmRun(out / _FOLDER / "trunk", trunk, seed, whole, ladder.resolve(trunk), stops=steps)
+        found.append(made)
+        for step in steps:
+            for arm in branching(ladder, arms):
+                own = branch_config(seeded(config, arm, seed), design, step)
+                branch = ArmRun(out / branch_place(step), arm, seed, own, ladder.resolve(arm))
+                start, stops = Start(made.folder, step), (step + design.updates,)
+                found.append(replace(branch, start=start, stops=stops, keep_checkpoints=False))
+    return found
 
 
-def _branch(study: Study, trunk: ArmRun, arm: Arm, step: int) -> ArmRun:
-    """Return the run of an arm that goes on from a step of a trunk."""
-    design = study.ladder.branch
-    same = {key: value for key, value in trunk.key.items() if key != DESIGN}
-    place = {"from": trunk.arm.name, "trunk": digest(same)[:12], "step": step, "updates": design.updates}
+def moments(design: Branch, steps: int) -> tuple[int, ...]:
+    """Return the steps of the moments in a run of that many steps, ascending.
+
+    Raises:
+        ConfigError: a moment is no number or share, is not between two evaluations of a branch, has too few steps
+            after it, or is named twice.
+    """
+    found: list[int] = []
+    for text in design.moments:
+        said = _MOMENT.fullmatch(text.strip())
+        if not said:
+            raise ConfigError(
+                f"branch.moments: {shown(text)} is neither a step nor a share of the run, as in 500 or 25%"
+            )
+        if said["share"]:
+            step = round(Fraction(said["share"]) * steps / 100 / design.interval) * design.interval
+        else:
+            step = int(said["step"])
+        if step % design.interval:
+            raise ConfigError(
+                f"branch.moments: step {step} is not a multiple of {design.interval}, the steps between evaluations, "
+                "so the end of a branch would not be evaluated"
+            )
+        if not 1 <= step <= steps - design.updates:
+            raise ConfigError(
+                f"branch.moments: {text} is step {step}, which is not from 1 to {steps - design.updates}: a branch "
+                f"takes {design.updates} of the {steps} steps"
+            )
+        if step in found:
+            raise ConfigError(f"branch.moments names step {step} twice")
+        found.append(step)
+    return tuple(sorted(found))
+
+
+def _trunk(study: Study, made: ArmRun) -> ArmRun:
+    """Return the ladder's own run, if it has the checkpoints of the moments, or the one that makes them."""
+    own = replace(made, out=study.out, config=seeded(study.config, made.arm, made.seed), stops=())
+    whole = study.identified(own)
+    if not (whole.has_begun() and all(_checkpoint(whole.folder, step).exists() for step in made.stops)):
+        whole = study.identified(made, {"moments": list(made.stops)})
+    return replace(whole, extra=Extra())
+
+
+def _branch(study: Study, run: ArmRun, trunk: ArmRun) -> ArmRun:
+    """Return a planned branch with its fingerprint, which has that of its trunk."""
+    design, same = study.ladder.branch, {key: value for key, value in trunk.key.items() if key != DESIGN}
+    assert run.start
+    place = {
+        "from": trunk.arm.name,
+        "trunk": digest(same)[:12],
+        "step": run.start.step,
+        "updates": design.updates,
+    }
     place |= {"anneal": True} if design.anneal else {}
-    config = branch_config(seeded(study.config, arm, trunk.seed), design, step)
-    return replace(
-        study.run(arm, trunk.seed, config, branch_place(step), place),
-        start=Start(trunk.folder, step),
-        stops=(step + design.updates,),
-        keep_checkpoints=False,
-        extra=study.evaluated,
-    )
+    return study.identified(replace(run, start=Start(trunk.folder, run.start.step)), place)
 
 
 def branch_config(config: TrainConfig, design: Branch, step: int) -> TrainConfig:
@@ -147,23 +194,6 @@ def branching(ladder: Ladder, arms: list[str] | None) -> list[Arm]:
     """
     found = [ladder.trunk, *(arm for arm in ladder.select(arms) if not arm.seed_offset)]
     return list({arm.name: arm for arm in found}.values())
-
-
-def branch_runs(
-    ladder: Ladder, config: TrainConfig, seeds: int | None, arms: list[str] | None
-) -> list[Planned]:
-    """Return the trunks, each up to its last moment, and the branches."""
-    design = ladder.branch
-    moments = design.steps(config.run.steps)
-    found = []
-    for seed in range(design.seeds if seeds is None else seeds):
-        place = Path(_FOLDER, "trunk", "arms", run_name(ladder.trunk.name, seed))
-        found.append(Planned(ladder.trunk, seed, moments[-1], place))
-        for step in moments:
-            for arm in branching(ladder, arms):
-                place = branch_place(step) / "arms" / run_name(arm.name, seed)
-                found.append(Planned(arm, seed, design.updates, place, whole=False))
-    return found
 
 
 def _is_needed(trunk: ArmRun, missing: Iterable[ArmRun]) -> bool:
@@ -289,7 +319,5 @@ def _interval(values: Sequence[float | None]) -> dict[str, Any] | None:
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return None
-    half = None
-    if len(known) > 1:
-        half = student_point(LEVEL, len(known) - 1) * stdev(known) / math.sqrt(len(known))
-    return {"mean": fmean(known), "half_width": half, "pairs": len(known)}
+    found = scatter(known)
+    return {"mean": found.estimate, "half_width": found.half_width(), "pairs": found.pairs}

@@ -55,9 +55,15 @@ class Found:
         return run_name(self.record["arm"], self.record["pair"])
 
     @property
+    def key(self) -> dict[str, Any]:
+        """The fingerprint of the run."""
+        key: dict[str, Any] = self.table["key"]
+        return key
+
+    @property
     def design(self) -> dict[str, Any]:
         """Where the run starts and ends; empty if it is a whole one."""
-        return self.table["key"].get(DESIGN) or {}
+        return self.key.get(DESIGN) or {}
 
     @property
     def step(self) -> int:
@@ -69,26 +75,6 @@ class Found:
     def place(self) -> Path:
         """The directory of the run in that of its ladder."""
         return (branch_place(self.step) if self.design else Path()) / "arms" / self.name
-
-    @property
-    def shared(self) -> dict[str, Any]:
-        """The part of the fingerprint that all runs of a ladder share, or all branches."""
-
-        def without(table: dict[str, Any], *names: str) -> dict[str, Any]:
-            return {name: value for name, value in table.items() if name not in names}
-
-        key = self.table["key"]
-        run, design = without(key["run"], "seed", "data_seed"), without(self.design, "step", "trunk")
-        return without(key, "recipe", "phases") | {"run": run, DESIGN: design}
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What the comparison says of the runs: hashes of the tokens, a line about their documents, and the backend."""
-        key = self.table["key"]
-        return {
-            "data": {"hashes": key["data"], "report": self.table["corpus"]},
-            "backend": str(key["backend"]["name"]),
-        }
 
     @property
     def device(self) -> str:
@@ -177,24 +163,26 @@ def collect(
     found = [*results_in(out, required=not others), *(f for folder in others for f in results_in(folder))]
     for result in found:
         _require_arm(ladder, result)
-    for branched in (False, True):
-        if group := [result for result in found if bool(result.design) is branched]:
-            _require_one_ladder(ladder, group)
-            _config(ladder, group)
+    for group in filter(None, _whole_and_branches(found)):
+        _require_one_ladder(ladder, group)
+        _config(ladder, group)
     _require_one_ladder(ladder, found, ("model", "optim", "data", "backend", "code"))
     runs = _once(found, say)
     for result in runs:
         _keep(result, out, say)
     say(f"{counted(len(runs), 'run')} in {out}, trained on {', '.join(sorted({r.device for r in runs}))}")
-    if found[0].table["key"]["code"] != code_digest():
+    if found[0].key["code"] != code_digest():
         say("they were trained by other code than this: 'mxref ablate' would train them again")
     runs.sort(key=lambda result: result.record["pair"])
-    whole, branches = ([run for run in runs if bool(run.design) is branched] for branched in (False, True))
+    whole, branches = _whole_and_branches(runs)
 
     def compared(found: list[Found], arm: str, missing: str, name: str, compare: Callable[..., Any]) -> Any:
         """Write the comparison with an arm, if one of its runs is there."""
         if any(run.record["arm"] == arm for run in found):
-            return write_json(out / name, compare(ladder, found))
+            data = {"hashes": found[0].key["data"], "report": found[0].table["corpus"]}
+            backend = str(found[0].key["backend"]["name"])
+            table = compare(ladder, _config(ladder, found), found, data=data, backend=backend)
+            return write_json(out / name, table)
         if found:
             say(f"no {missing}, so there is nothing to compare with")
         return None
@@ -206,28 +194,27 @@ def collect(
     )
 
 
-def _ladder_results(ladder: Ladder, runs: Sequence[Found]) -> dict[str, Any]:
+def _whole_and_branches(found: Sequence[Found]) -> list[list[Found]]:
+    return [[result for result in found if bool(result.design) is branched] for branched in (False, True)]
+
+
+def _ladder_results(
+    ladder: Ladder, config: TrainConfig, runs: Sequence[Found], **facts: Any
+) -> dict[str, Any]:
     by_arm = {arm.name: [run.record for run in runs if run.record["arm"] == arm.name] for arm in ladder.arm}
-    return assemble(
-        ladder,
-        _config(ladder, runs),
-        by_arm,
-        seeds=1 + max(run.record["pair"] for run in runs),
-        planned=sum(max(ladder.repetitions(arm), len(by_arm[arm.name])) for arm in ladder.arm),
-        **runs[0].facts,
-    )
+    seeds = 1 + max(run.record["pair"] for run in runs)
+    planned = sum(max(ladder.repetitions(arm), len(by_arm[arm.name])) for arm in ladder.arm)
+    return assemble(ladder, config, by_arm, seeds=seeds, planned=planned, **facts)
 
 
-def _branch_results(ladder: Ladder, runs: Sequence[Found]) -> dict[str, Any]:
-    config = _config(ladder, runs)
-    design = replace(
-        ladder.branch,
-        moments=tuple(str(step) for step in sorted({run.step for run in runs})),
-        updates=runs[0].design["updates"],
-        eval_every=config.run.eval_every,
-    )
+def _branch_results(
+    ladder: Ladder, config: TrainConfig, runs: Sequence[Found], **facts: Any
+) -> dict[str, Any]:
+    moments = tuple(str(step) for step in sorted({run.step for run in runs}))
+    updates, every = runs[0].design["updates"], config.run.eval_every
+    design = replace(ladder.branch, moments=moments, updates=updates, eval_every=every)
     found = {(run.step, run.record["arm"], run.record["pair"]): run.record for run in runs}
-    return assemble_branches(replace(ladder, branch=design), config, found, **runs[0].facts)
+    return assemble_branches(replace(ladder, branch=design), config, found, **facts)
 
 
 def _require_arm(ladder: Ladder, result: Found) -> None:
@@ -240,7 +227,7 @@ def _require_arm(ladder: Ladder, result: Found) -> None:
     except ConfigError as err:
         raise ConfigError(f"{result.path}: {err}; {_NAME_IT}") from err
     config = result.table["config"]
-    recipe, used = to_table(ladder.resolve(arm)), result.table["key"]["recipe"]
+    recipe, used = to_table(ladder.resolve(arm)), result.key["recipe"]
     for what, wanted, found in (
         ("has another recipe than in the ladder, by {}", recipe, used),
         ("was trained with another {} than in the ladder", merge(config, arm.train), config),
@@ -249,13 +236,16 @@ def _require_arm(ladder: Ladder, result: Found) -> None:
             raise ConfigError(f"{result.path}: arm {arm.name} {what.format(_some(keys))}; {_NAME_IT}")
 
 
-def _own_keys(ladder: Ladder, result: Found) -> set[tuple[str, str]]:
-    """Return the section and name of each key that the run's arm, or its annealed branch, sets for itself."""
+def _own_keys(ladder: Ladder, result: Found) -> set[str]:
+    """Return the keys that the run's arm, or its annealed branch, sets for itself."""
     tables = ladder.named(result.record["arm"]).train
-    own = {(section, key) for section, keys in tables.items() for key in keys}
-    if result.design and result.design.get("anneal"):
-        own |= {("optim", key) for key in ("schedule", "decay_start", "decay_steps")}
-    return own
+    own = {f"{section}.{key}" for section, keys in tables.items() for key in keys}
+    return own | (_ANNEALED if result.design.get("anneal") else set())
+
+
+_ANNEALED = {"optim.schedule", "optim.decay_start", "optim.decay_steps"}
+_UNSHARED = {"run.seed", "run.data_seed", f"{DESIGN}.step", f"{DESIGN}.trunk"}
+"""Keys of the fingerprint that differ between the runs of a ladder, beside the recipe and its phases."""
 
 
 def _require_one_ladder(ladder: Ladder, found: Sequence[Found], parts: Sequence[str] = ()) -> None:
@@ -269,10 +259,12 @@ def _require_one_ladder(ladder: Ladder, found: Sequence[Found], parts: Sequence[
     first = min(found, key=lambda result: len(_own_keys(ladder, result)))
     wrong = []
     for result in found:
-        own = {f"{section}.{key}" for run in (first, result) for section, key in _own_keys(ladder, run)}
-        keys = differences(first.shared, result.shared)
-        counts = [key for key in keys if key not in own and (not parts or key.partition(".")[0] in parts)]
-        if counts:
+        own = _UNSHARED | _own_keys(ladder, first) | _own_keys(ladder, result)
+        keys = [key for key in differences(first.key, result.key) if key not in own]
+        of = {key: key.partition(".")[0] for key in keys}
+        if counts := [
+            key for key in keys if of[key] not in ("recipe", "phases") and (not parts or of[key] in parts)
+        ]:
             wrong.append(f"{result.path} by {_some(counts)}")
     if wrong:
         raise ConfigError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean, stdev, variance
 
@@ -213,12 +213,17 @@ def difference(
         outside: whether one of the two is not in the pool, so that the pairs' own spread counts.
     """
     values = [arm[seed] - against[seed] for seed in sorted(arm) if seed in against]
-    if not values:
-        return None
+    if not values or outside:
+        return scatter(values) if values else None
+    error = pooled.spread / math.sqrt(len(values)) if pooled.freedom > 0 else math.inf
+    return replace(scatter(values), error=error, freedom=pooled.freedom, own=False)
+
+
+def scatter(values: Sequence[float]) -> Difference:
+    """Return the mean of the differences of some pairs, whose own scatter gives the interval."""
     count, spread = len(values), stdev(values) if len(values) > 1 else math.nan
-    known, freedom = (spread, count - 1) if outside else (pooled.spread, pooled.freedom)
-    error = known / math.sqrt(count) if freedom > 0 else math.inf
-    return Difference(count, fmean(values), error, freedom, outside, spread)
+    error = spread / math.sqrt(count) if count > 1 else math.inf
+    return Difference(count, fmean(values), error, count - 1, True, spread)
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:

@@ -6,19 +6,17 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mxref_training.forecast import memory
 from mxref_training.lab import result_file
-from mxref_training.lab.arm import ArmRun, Planned
+from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.result_file import Record
 from mxref_training.layout import check_layout
 from mxref_training.model.llama import flops_per_token, parameter_count
 
 if TYPE_CHECKING:
     from mxref_training.config import TrainConfig
-    from mxref_training.lab.ladder import Ladder
 
 SPARE = 1.1
 """Factor by which a run may take longer than the slowest one of its arm."""
@@ -59,8 +57,7 @@ class Costs:
 
     def learn(self, run: ArmRun, seconds: float) -> None:
         """Record the seconds that a run took for all of its steps that were missing."""
-        first, last = run.span
-        self._learn(run.arm.name, (last - first) * run.config.run.step_tokens, seconds)
+        self._learn(run.arm.name, run.steps * run.config.run.step_tokens, seconds)
 
     def learn_record(self, record: Record) -> None:
         """Record what a finished run reports, without its start; a diverged one reports nothing."""
@@ -80,8 +77,7 @@ class Costs:
 
     def expected(self, run: ArmRun) -> float | None:
         """Return the seconds that the rest of a run may take; None if no run has been timed."""
-        first, last = run.span
-        seconds = self.seconds(run.arm.name, (last - first) * run.config.run.step_tokens)
+        seconds = self.seconds(run.arm.name, run.steps * run.config.run.step_tokens)
         return None if seconds is None else SPARE * seconds * (1 - run.progress())
 
 
@@ -134,24 +130,20 @@ class Estimate:
         return self.flops / (gpus_per_run * gpu.tflops * 1e12 * UTILISATION)
 
 
-def estimate(
-    ladder: Ladder, config: TrainConfig, out: Path, runs: Iterable[Planned], places: int, gpus_per_run: int
-) -> Estimate:
-    """Return what the runs take that have no result in `out`; nothing is read but results, and nothing is allocated.
+def estimate(config: TrainConfig, runs: Iterable[ArmRun], places: int, gpus_per_run: int) -> Estimate:
+    """Return what the runs take that have no result; nothing is read but results, and nothing is allocated.
 
     A result counts whatever code and tokens it is of.
 
     Args:
-        ladder: the arms.
-        config: the configuration that they share.
-        out: directory of the ladder.
-        runs: all that are asked for.
+        config: the configuration that the runs share.
+        runs: all that are asked for, planned.
         places: how many train at a time.
         gpus_per_run: ranks of each.
     """
     costs, missing = Costs(), []
     for run in runs:
-        found = result_file.read(out / run.place / result_file.NAME)
+        found = result_file.read(run.folder / result_file.NAME)
         if found:
             costs.learn_record(found["record"])
         else:
@@ -166,16 +158,15 @@ def estimate(
     seconds = [
         SPARE * value for run in missing if (value := costs.seconds(run.arm.name, run.steps * step_tokens))
     ]
-    kept = ladder.last.keep
-    stay = sum(config.run.keep for run in missing if run.whole and (kept is None or run.arm.name in kept))
+    stay = sum(len(run.stops) or config.run.keep for run in missing if run.keep_checkpoints)
     axes = check_layout(config, gpus_per_run)
-    needs = {run.arm.name: run.arm for run in missing}.values()
+    needs = {run.arm.name: run for run in missing}.values()
     return Estimate(
         arms,
         parameters,
         tokens,
         flops_per_token(config.model, config.run.seq_len) * tokens,
-        max((memory(arm.config(config), ladder.resolve(arm), axes).total for arm in needs), default=0),
+        max((memory(run.config, run.recipe, axes).total for run in needs), default=0),
         wall(seconds, places) if len(seconds) == len(missing) else None,
         # A checkpoint is written before the oldest is deleted.
         _CHECKPOINT_BYTES * parameters * (stay + places * (config.run.keep + 1))

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +46,6 @@ _SHARED = frozenset({"data", "parallel", "model.vocab"} | {f"run.{key}" for key 
 """Sections and keys that an arm cannot set for itself."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
-_MOMENT = re.compile(r"(\d+(?:\.\d+)?)\s*(%?)")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)(?:\s*[-–]\s*(\d+(?:\.\d+)?))?\s*%")
 
 
@@ -208,40 +206,6 @@ class Branch:
     def interval(self) -> int:
         """Steps between evaluations: without `eval_every` a quarter of the updates, or all where that is not whole."""
         return self.eval_every or (self.updates // 4 if self.updates % 4 == 0 else self.updates)
-
-    def steps(self, steps: int) -> tuple[int, ...]:
-        """Return the steps of the moments in a run of that many steps, ascending.
-
-        Raises:
-            ConfigError: a moment is no number or share, is not between two evaluations of a branch, has too few steps
-                after it, or is named twice.
-        """
-        found = [self._step(text, steps) for text in self.moments]
-        for text, step in zip(self.moments, found, strict=True):
-            if not 1 <= step <= steps - self.updates:
-                raise ConfigError(
-                    f"branch.moments: {text} is step {step}, which is not from 1 to {steps - self.updates}: a branch "
-                    f"takes {self.updates} of the {steps} steps"
-                )
-            if found.count(step) > 1:
-                raise ConfigError(f"branch.moments names step {step} twice")
-        return tuple(sorted(found))
-
-    def _step(self, text: str, steps: int) -> int:
-        found = _MOMENT.fullmatch(text.strip())
-        if not found or (not found[2] and "." in found[1]):
-            raise ConfigError(
-                f"branch.moments: {shown(text)} is neither a step nor a share of the run, as in 500 or 25%"
-            )
-        if found[2]:
-            return round(Fraction(found[1]) * steps / 100 / self.interval) * self.interval
-        step = int(found[1])
-        if step % self.interval:
-            raise ConfigError(
-                f"branch.moments: step {step} is not a multiple of {self.interval}, the steps between evaluations, so "
-                "the end of a branch would not be evaluated"
-            )
-        return step
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref.tomlio import to_table
 from mxref_torch.conversion.convert import require_supported
 from mxref_torch.optimizer_step import load_fp8_history
-from mxref_training.checkpoint import CheckpointStore, Snapshot
-from mxref_training.config import TrainConfig
+from mxref_training.checkpoint import CheckpointStore
+from mxref_training.config import RunConfig, TrainConfig
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.data.documents import iter_labelled, survey
 from mxref_training.data.megatron import IndexedTokens
@@ -90,7 +90,17 @@ def prepare(
         name: tokenize(survey(name, partial(iter, own)), corpus.tokenizer) for name, own in texts.items()
     }
     for name, tokens in found.items():
-        _require(name, tokens, config, corpus)
+        if name == VALIDATION:
+            raise ConfigError(
+                f"last.val has a source {name!r}, which is the name of the run's own text: rename it"
+            )
+        if tokens.sha256 == corpus.train.sha256:
+            raise ConfigError(f"last.val: {name} is the training text; give text that is held out")
+        if len(tokens) <= config.run.seq_len:
+            raise ConfigError(
+                f"last.val: {name} has {counted(len(tokens), 'token')}, and one sequence needs "
+                f"{config.run.seq_len + 1:,}: give more text of this source, or lower run.seq_len"
+            )
     tables: dict[str, Any] = {}
     for path in recipes:
         name = Path(path).stem
@@ -103,20 +113,6 @@ def prepare(
             require_supported(backend, treatment)
         tables[name] = to_table(recipe)
     return Extra({name: tokens.to_table() for name, tokens in found.items()}, tables)
-
-
-def _require(name: str, tokens: Tokens, config: TrainConfig, corpus: TokenCorpus) -> None:
-    if name == VALIDATION:
-        raise ConfigError(
-            f"last.val has a source {name!r}, which is the name of the run's own text: rename it"
-        )
-    if tokens.sha256 == corpus.train.sha256:
-        raise ConfigError(f"last.val: {name} is the training text; give text that is held out")
-    if len(tokens) <= config.run.seq_len:
-        raise ConfigError(
-            f"last.val: {name} has {counted(len(tokens), 'token')}, and one sequence needs "
-            f"{config.run.seq_len + 1:,}: give more text of this source, or lower run.seq_len"
-        )
 
 
 def evaluate_last(
@@ -144,52 +140,47 @@ def evaluate_last(
     snapshot = store.load(store.latest() or 0, ("model",))
     texts = {VALIDATION: corpus.val} | {name: Tokens.from_table(side) for name, side in extra.texts.items()}
     recipes = {OWN: recipe} | {name: recipe_from_table(table) for name, table in extra.recipes.items()}
-    device = choose_device(config.run.device, backend)
+    device, run = choose_device(config.run.device, backend), config.run
     losses: dict[str, dict[str, float]] = {}
     with (
-        deterministic(device, config.run.threads),
+        deterministic(device, run.threads),
         fixed_choices(config, backend, device),
         known_errors("lower --jobs, or leave last.val and last.recipes out"),
     ):
         for name, treatment in recipes.items():
             model = Llama(config.model, device=device)
-            losses[name] = _losses(model, treatment, name == OWN, snapshot, texts, config, backend)
+            handle = mxref_torch.convert(model, treatment, backend=backend, seed=run.seed, steps=run.steps)
+            handle.context.step = snapshot.step - 1  # the recipe is that of the last step's phase
+            history = load_weights(model, snapshot)
+            if name == OWN:
+                load_fp8_history(model, history)
+            losses[name] = {
+                text: _loss(model, handle.context, backend, run, tokens, text == VALIDATION)
+                for text, tokens in texts.items()
+            }
     facts = {name: {"tokens": len(tokens), "sha256": tokens.sha256} for name, tokens in texts.items()}
     digests = {name: treatment.digest for name, treatment in recipes.items()}
     return {"step": snapshot.step, "texts": facts, "recipes": digests, "losses": losses}
 
 
-def _losses(
+def _loss(
     model: Llama,
-    recipe: Recipe,
-    own: bool,
-    snapshot: Snapshot,
-    texts: dict[str, Tokens | IndexedTokens],
-    config: TrainConfig,
+    context: mxref_torch.StepContext,
     backend: Backend,
-) -> dict[str, float]:
-    run = config.run
-    context = mxref_torch.convert(model, recipe, backend=backend, seed=run.seed, steps=run.steps).context
-    context.step = snapshot.step - 1  # the recipe is that of the last step's phase
-    history = load_weights(model, snapshot)
-    if own:
-        load_fp8_history(model, history)
+    run: RunConfig,
+    tokens: Tokens | IndexedTokens,
+    own: bool,
+) -> float:
+    """Return the loss on the run's own validation text as far as the run evaluates it, or on the whole of another."""
+    limit = run.eval_tokens if own else len(tokens)
 
-    def loss(tokens: Tokens | IndexedTokens, limit: int) -> float:
-        def work() -> Evaluation:
-            found = evaluate(
-                model, context, tokens.ids, seq_len=run.seq_len, batch=run.sequences, limit=limit
-            )
-            mxref_torch.restart(model)
-            return found
+    def work() -> Evaluation:
+        found = evaluate(model, context, tokens.ids, seq_len=run.seq_len, batch=run.sequences, limit=limit)
+        mxref_torch.restart(model)
+        return found
 
-        loss: float = within_range(backend, work).loss
-        return loss
-
-    return {
-        name: loss(tokens, run.eval_tokens if name == VALIDATION else len(tokens))
-        for name, tokens in texts.items()
-    }
+    loss: float = within_range(backend, work).loss
+    return loss
 
 
 def release(backend: Backend) -> None:

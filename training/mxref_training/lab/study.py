@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mxref.backend import Backend
 from mxref.errors import FileFormatError, UnsupportedError
 from mxref.tomlio import nearest, shown
 from mxref_torch.conversion.convert import require_supported
 from mxref_training.errors import ConfigError
-from mxref_training.lab.arm import DESIGN, ArmRun, Planned, fingerprint, run_name
+from mxref_training.lab.arm import DESIGN, ArmRun, fingerprint
 from mxref_training.lab.costs import Costs
 from mxref_training.lab.ladder import SEED, Arm, Ladder
 from mxref_training.lab.last_checkpoint import Extra
@@ -28,27 +28,17 @@ RESULTS = "results.json"
 _SPARSE = 10
 """Results are written again when a tenth more runs have finished: all runs wait for it, and it grows slower."""
 
+Runner = Callable[[Sequence[ArmRun], "Tally", Any], None]
+"""Trains runs, started in this order, on the tokens of a corpus, and tells a tally of each that begins, ends or fails.
 
-class Runner(Protocol):
-    """Trains runs, and starts them in order; `queue.Queue` is the one of `mxref ablate`."""
-
-    def __call__(self, runs: Sequence[ArmRun], tally: Tally, corpus: Any) -> None:
-        """Train all runs on the tokens of a corpus, or raise the error that stopped them.
-
-        Args:
-            runs: in the order in which they start.
-            tally: told of each run that begins, ends or fails.
-            corpus: the tokens.
-
-        Raises:
-            Interrupted: a signal asked to stop.
-        """
+`queue.Queue` is the one of `mxref ablate`.
+"""
 
 
 def planned(
-    ladder: Ladder, config: TrainConfig, seeds: int | None, arms: list[str] | None = None
-) -> list[Planned]:
-    """Return the runs of a ladder in order.
+    ladder: Ladder, config: TrainConfig, out: Path, seeds: int | None, arms: list[str] | None = None
+) -> list[ArmRun]:
+    """Return the runs of a ladder in order, without their fingerprints.
 
     All arms run at the first seeds before any runs at the next ones, so that pairs are complete early. The reference
     is the first arm of each. An arm with a seed offset is itself a repetition, and runs once.
@@ -56,17 +46,22 @@ def planned(
     Args:
         ladder: the arms.
         config: the configuration that they share.
+        out: directory of the ladder.
         seeds: repetitions of every arm; None: as many as each arm asks for.
         arms: names, to which the reference is added; default all.
     """
     selected = sorted(ladder.select(arms), key=lambda arm: arm is not ladder.reference)
     times = {arm.name: ladder.repetitions(arm, seeds) for arm in selected}
+    kept = ladder.last.keep
     return [
-        Planned(arm, seed, config.run.steps, Path("arms", run_name(arm.name, seed)))
+        ArmRun(
+            out, arm, seed, seeded(config, arm, seed), ladder.resolve(arm),
+            keep_checkpoints=kept is None or arm.name in kept,
+        )
         for seed in range(max(times.values()))
         for arm in selected
         if seed < times[arm.name]
-    ]
+    ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -114,14 +109,11 @@ class Study:
         """Hashes of the tokens, and a line about their documents."""
         return {"hashes": dict(self.tokens.hashes), "report": str(self.tokens.report)}
 
-    def run(
-        self, arm: Arm, seed: int, config: TrainConfig, place: Path, design: dict[str, Any], ranks: int = 1
-    ) -> ArmRun:
-        """Return a run in a place of the ladder's directory; `design` says where it starts and ends if not whole."""
-        recipe = self.ladder.resolve(arm)
-        key = fingerprint(config, recipe, self.backend, self.tokens, self.code, ranks)
+    def identified(self, run: ArmRun, design: dict[str, Any] | None = None, ranks: int = 1) -> ArmRun:
+        """Return a planned run with its fingerprint; `design` says where it starts and ends if it is not whole."""
+        key = fingerprint(run.config, run.recipe, self.backend, self.tokens, self.code, ranks)
         key |= {DESIGN: design} if design else {}
-        return ArmRun(self.out / place, arm, seed, config, recipe, plain(key), str(self.tokens.report))
+        return replace(run, key=plain(key), corpus=str(self.tokens.report), extra=self.evaluated)
 
 
 def run_ladder(study: Study, *, single: Sequence[str] = (), ranks: int = 1) -> dict[str, Any]:
@@ -138,21 +130,15 @@ def run_ladder(study: Study, *, single: Sequence[str] = (), ranks: int = 1) -> d
         Interrupted: the runner was interrupted; the next call continues there.
     """
     ladder, config, seeds = study.ladder, study.config, study.seeds
-    selected = [run.place.name for run in planned(ladder, config, seeds, study.arms)]
+    selected = [run.name for run in planned(ladder, config, study.out, seeds, study.arms)]
     asked_for = [name.removesuffix(f"{SEED}0") for name in single] or selected
     for name in asked_for:
         if name not in selected:
             raise ConfigError(f"no run is named {shown(name)}{nearest(name, selected)}: --seeds has too few?")
     _require_evaluations(ladder, config)
     require_runnable(ladder, ladder.select(study.arms), study.backend)
-
-    def resolved(arm: Arm, seed: int) -> ArmRun:
-        run = study.run(arm, seed, seeded(config, arm, seed), Path(), {}, ranks)
-        kept = ladder.last.keep is None or arm.name in ladder.last.keep
-        return replace(run, keep_checkpoints=kept, extra=study.evaluated)
-
     # Arms that are not asked for, or not yet reached, are in the results if an earlier call finished them.
-    runs = [resolved(run.arm, run.seed) for run in planned(ladder, config, seeds)]
+    runs = [study.identified(run, ranks=ranks) for run in planned(ladder, config, study.out, seeds)]
 
     def results(records: dict[str, Record]) -> dict[str, Any]:
         by_arm: dict[str, list[Record]] = {arm.name: [] for arm in ladder.arm}
@@ -172,9 +158,8 @@ def run_ladder(study: Study, *, single: Sequence[str] = (), ranks: int = 1) -> d
         written: dict[str, Any] = write_json(study.out / RESULTS, table) if compared else plain(table)
         return written
 
-    final: dict[str, Any] = Tally(
-        study, runs, [run for run in runs if run.name in asked_for], results
-    ).train()
+    wanted = [run for run in runs if run.name in asked_for]
+    final: dict[str, Any] = Tally(study, runs, wanted, results).train()
     return final
 
 

@@ -17,6 +17,7 @@ import signal
 import sys
 import traceback
 from datetime import UTC, datetime
+from functools import partialmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,26 +37,6 @@ class PipeProgress:
         self._descriptor = descriptor
         self._open = True
 
-    def start(self, label: str, step: int, steps: int, step_tokens: int) -> None:
-        """Send the call."""
-        self._send("start", label, step, steps, step_tokens)
-
-    def step(self, step: int, loss: float | None) -> None:
-        """Send the call."""
-        self._send("step", step, loss)
-
-    def validation(self, step: int, loss: float) -> None:
-        """Send the call."""
-        self._send("validation", step, loss)
-
-    def note(self, text: str) -> None:
-        """Send the call, and write the text to the log."""
-        print(text, file=sys.stderr, flush=True)
-        self._send("note", text)
-
-    def stop(self) -> None:
-        """Do nothing: the other process notices the end of the run."""
-
     def _send(self, *call: Any) -> None:
         data = (json.dumps(call) + "\n").encode()
         try:
@@ -66,6 +47,18 @@ class PipeProgress:
             self._open = False
             print("the process that runs the ladder is gone", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGTERM)
+
+    start = partialmethod(_send, "start")
+    step = partialmethod(_send, "step")
+    validation = partialmethod(_send, "validation")
+
+    def note(self, text: str) -> None:
+        """Send the call, and write the text to the log."""
+        print(text, file=sys.stderr, flush=True)
+        self._send("note", text)
+
+    def stop(self) -> None:
+        """Do nothing: the other process notices the end of the run."""
 
 
 def main(backend: str, tokens: str, run: str) -> int:

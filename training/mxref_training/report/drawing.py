@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from mxref_training.report.palette import COLOURS, GRID, INK, MUTED, painted, variables
+from mxref_training.report.palette import COLOURS, GRID, INK, MUTED, painted
 
 LEGIBLE = 10
 """The least height of letters on a screen, in pixels; a narrower screen scrolls a figure instead of shrinking it."""
@@ -121,14 +121,3 @@ def size_style(svg: str, unit: float = 1.0) -> str:
     sizes = re.findall(r"font(?:-size)?: ?([\d.]+)px", svg) + re.findall(r"font-size=[\"']([\d.]+)", svg)
     least = width * LEGIBLE / min(map(float, sizes)) if sizes else 0
     return f"min-width: {math.ceil(least)}px; max-width: {max(width * unit, least):.0f}px"
-
-
-def standalone(svg: str) -> str:
-    """Return a figure as a file: with namespaces, and with the palette and the ground that a page would give it."""
-    names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0]
-    head = f'<svg {names} width="{width}pt" height="{height}pt" '
-    used = set(re.findall(r"var\(--([\w-]+)\)", svg)) | {"paper"}
-    colours = f'<style class="palette">{variables("svg", used)}\nsvg {{ background: var(--paper); }}</style>'
-    text = re.sub(r"(?<![\w:])href=", "xlink:href=", svg.replace("<svg ", head, 1))
-    return re.sub(r"(<svg [^>]*>)", lambda found: f"{found[0]}\n{colours}", text, count=1)
