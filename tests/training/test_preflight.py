@@ -51,7 +51,7 @@ def command(*args: str) -> Result:
         ("run.device=cuda", "run.device = 'cuda', but backend 'reference' computes on cpu"),
         ("run.device=x", "run.device = 'x' is no device"),
         ("model.vocab=16000000", "a vocabulary of 16,000,000"),
-        ("model.layers=4096", "lower model.layers"),
+        ("model.layers=256", "lower model.layers"),
     ],
 )
 def test_a_run_that_cannot_be_is_refused_before_its_corpus_is_built(
