@@ -13,7 +13,8 @@ from mxref.placement import Placement
 from mxref.recipe_files import recipe_from_table
 from mxref.reference import ReferenceBackend
 from mxref.roles import OPERANDS
-from mxref_torch import convert
+from mxref_torch import convert, operators
+from mxref_torch.operators import blocks
 
 try:
     BACKENDS = ["reference", get_backend("numba").name]
@@ -187,3 +188,21 @@ class Laying(ReferenceBackend):
             assert type(b.codes) is type(codes)
             b = replace(b, codes=codes, scales=scales)
         return super()._scaled_gemm(a, b, profile, out_dtype)
+
+
+def quantize_calls(x, key):
+    """Calls of the operator `quantize`, with their arguments: rows in SR, columns of a transform, and both."""
+    place, stream, other = (
+        operators.batch_place(1, 32, 128),
+        operators.stream_words(SEED, 2, 0),
+        operators.stream_words(SEED, 2, 5),
+    )
+    spec, rotated = (
+        operators.spec_text(recipe_of({"all": {"rounding": "sr", "hadamard": h}}).fprop.x) for h in (0, 64)
+    )
+    columns, whole = operators.batch_place(0), operators.WHOLE
+    return [
+        (blocks.quantize, (x, place, key, spec, "", stream, None, whole, True)),
+        (blocks.quantize, (x[:41].bfloat16().t(), columns, key, "", rotated, None, stream, whole, True)),
+        (blocks.quantize, (x, place, key, spec, rotated, stream, other, whole, False)),
+    ]

@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 from torch import nn
 
+from layer_setup import quantize_calls
 from mxref import MXArray, get_backend
 from mxref.backend import Backend
 from mxref.recipe_files import recipe_from_table
@@ -87,35 +88,11 @@ def test_losses_are_the_references(name, tmp_path, cases):
 @pytest.mark.parametrize("profile", ["ordered", "bounded"])
 def test_operators_pass_torchs_own_checks(profile):
     key = operators.register_backend(get_backend("triton"))
-    place, stream, other = (
-        operators.batch_place(1, 32, 128),
-        operators.stream_words(7, 2, 0),
-        operators.stream_words(7, 2, 5),
-    )
-    spec, rotated = (
-        operators.spec_text(recipe_of({"all": {"rounding": "sr", "hadamard": h}}).fprop.x) for h in (0, 64)
-    )
     x = torch.randn(64, 512, device="cuda")
-    calls: list[tuple[Any, tuple[Any, ...]]] = [
-        (blocks.quantize, (x, place, key, spec, "", stream, None, operators.WHOLE, True)),
-        (
-            blocks.quantize,
-            (
-                x[:41].bfloat16().t(),
-                operators.batch_place(0),
-                key,
-                "",
-                rotated,
-                None,
-                stream,
-                operators.WHOLE,
-                True,
-            ),
-        ),
-        (blocks.quantize, (x, place, key, spec, rotated, stream, other, operators.WHOLE, False)),
-    ]
-    a = blocks.quantize(x, place, key, spec, "", stream, None, operators.WHOLE, True)
-    b = blocks.quantize(x[:32], place, key, spec, "", stream, None, operators.WHOLE, False)
+    calls = quantize_calls(x, key)
+    (_, rows), *_ = calls
+    spec = rows[3]
+    a, b = blocks.quantize(*rows), blocks.quantize(x[:32], *rows[1:-1], False)
     calls.append((blocks.prepare, (*b, key, spec, 512, profile)))
     layouts = [blocks.prepare(*q, key, spec, 512, profile) for q in (a, b)]
     calls += [

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 
 from torch import library, nn
 
-from layer_setup import SEED, TABLES, Laying, build, recipe_of, tensors
+from layer_setup import SEED, TABLES, Laying, build, quantize_calls, recipe_of, tensors
 from mxref import get_backend
 from mxref.errors import UnsupportedError
 from mxref.reference import ReferenceBackend
@@ -44,25 +44,10 @@ def samples():
         operators.spec_text(recipe_of({"all": {"rounding": "sr", "hadamard": h}}).fprop.x) for h in (0, 64)
     )
     x = torch.randn(64, 64)
-    yield blocks.quantize, (x, place, key, spec, "", stream, None, operators.WHOLE, True)
-    yield (
-        blocks.quantize,
-        (
-            x[:41].bfloat16().t(),
-            operators.batch_place(0),
-            key,
-            "",
-            rotated,
-            None,
-            stream,
-            operators.WHOLE,
-            True,
-        ),
-    )
+    yield from quantize_calls(x, key)
     a = blocks.quantize(x, place, key, spec, "", stream, None, operators.WHOLE, True)
     b = blocks.quantize(x[:32], place, key, spec, "", stream, None, operators.WHOLE, False)
     other = operators.stream_words(SEED, 2, 5)
-    yield blocks.quantize, (x, place, key, spec, rotated, stream, other, operators.WHOLE, False)
     yield (
         blocks.quantize,
         (x[:, :41].t(), operators.batch_place(0), key, spec, rotated, stream, other, operators.WHOLE, True),

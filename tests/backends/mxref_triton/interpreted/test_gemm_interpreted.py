@@ -52,7 +52,7 @@ def check_ordered(a: MXArray, b: MXArray, way: str) -> None:
 
 
 @pytest.mark.clause("gemm.ordered", "gemm.block_dot", "gemm.nan", "gemm.output", "gemm.prescale")
-@pytest.mark.parametrize("way", [PACKED, BY_ROW, BY_BLOCK])
+@pytest.mark.parametrize("way", [BY_ROW, BY_BLOCK])
 @pytest.mark.parametrize("prescaled", [0, 1, 2])
 def test_hostile_rows_are_the_references(prescaled, way):
     rng = np.random.default_rng(prescaled)
@@ -61,7 +61,7 @@ def test_hostile_rows_are_the_references(prescaled, way):
 
 
 @pytest.mark.clause("gemm.ordered", "gemm.operands")
-@pytest.mark.parametrize("way", [PACKED, BY_ROW, BY_BLOCK])
+@pytest.mark.parametrize("way", [BY_ROW, BY_BLOCK])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 32), (33, 17, 96), (130, 65, 64), (3, 200, 480)])
 def test_shapes(m, n, k, way):
     rng = np.random.default_rng(m)
@@ -265,6 +265,9 @@ def test_ways_of_bounded():
 
 @pytest.mark.clause("conformance.capabilities", "conformance.dual")
 def test_conformance_of_the_gemm():
-    report = check(TritonBackend(), ops=["gemm"], level="quick", shrink=False)
+    """In the formats whose dots are long or short; test_formats_interpreted.py multiplies every pair."""
+    report = check(
+        TritonBackend(), ops=["gemm"], level="quick", shrink=False, formats=["mxfp4", "mxfp8_e5m2"]
+    )
     assert report.ok, "\n\n".join(str(f) for f in report.failures)
     assert report.total("passed") > 100
