@@ -63,9 +63,11 @@ def test_the_command_explains_the_expected_side(name):
 @pytest.mark.parametrize("rounding", [Rounding.RNE, Rounding.SR])
 def test_any_block_can_be_explained_where_it_is(hadamard, rounding):
     spec = OperandSpec(
-        rounding=rounding, hadamard=hadamard, signs="per_step" if hadamard else "none", zero_scale=127
-    )
+        scale_rule="even", rounding=rounding, sr_bits=9 if rounding is Rounding.SR else 16, hadamard=hadamard,
+        signs="per_step" if hadamard else "none", zero_scale=127,
+    )  # fmt: skip
     x = np.random.default_rng(0).standard_normal((64, 3)).astype(np.float32)
+    x[:, 2] = 0
     request = Request(x, spec, axis=0, rng=Stream(5, 6, 7, 3))
     subject = Subject(staged(pack=lambda self, codes: pack(codes, E2M1) ^ 1)(), shrink=False)
     for row, block in ((0, 0), (1, 1), (2, 0)):
