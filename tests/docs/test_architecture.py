@@ -34,7 +34,7 @@ packages = pytest.mark.parametrize("package", FOLDERS)
 def rooms_of_the_page(package: str) -> list[str]:
     section = re.search(rf"^{package}\n~+\n(.*?)(?=^\w+\n[~-]+\n|\Z)", PAGE, re.M | re.S)
     assert section, f"the page has no section {package}"
-    return re.findall(r"^   \* - `(\w+)`$", section[1], re.M)
+    return re.findall(r"^   `(\w+)`,", section[1], re.M)
 
 
 def modules(package: str) -> dict[str, Path]:
