@@ -298,7 +298,7 @@ class Recipe:
         tensor = OPERANDS[role][1].tensor
         read = getattr(self.fprop, tensor)
         problem = ""
-        if self.fprop.x.format.kind != "block" or Recipe.kind(self, role) == "fp8":
+        if self.fprop.x.format.kind != "block" or Recipe.operands(self, role)[0].format.kind == "fp8":
             problem = f"needs block formats in fprop, and no FP8 in {role.value}"
         elif read.hadamard or read.prescale:
             what = f"hadamard = {read.hadamard}" if read.hadamard else "prescale = true"

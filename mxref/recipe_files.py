@@ -20,7 +20,7 @@ from mxref.errors import RecipeError
 from mxref.recipe import OperandSpec, Recipe, require_in_range
 from mxref.recipe_plan import LayerRule, Phase, RecipePlan
 from mxref.roles import OPERANDS, GemmRole
-from mxref.tomlio import build, convert, hints_of, merge, nearest, read_toml, shown
+from mxref.tomlio import build, convert, hints_of, merge, nearest, read_toml, shown, to_table
 
 
 def recipe_from_table(table: Mapping[str, Any], where: str = "recipe", folder: Path | None = None) -> Recipe:
@@ -110,7 +110,10 @@ def _rule(entry: Mapping[str, Any], base: Mapping[str, Any], where: str, folder:
         {key: value for key, value in whole.items() if key not in ("layers", "schedule", "keep_bf16")}
         for whole in (base, table)
     )
-    recipe = _own(table, file.name) if file else _own(merge(own, table), f"{where}.recipe")
+    if file:
+        recipe = _own(table, file.name)
+    else:
+        recipe = _own(table if _is_resolved(table) else merge(own, table), f"{where}.recipe")
     return build(LayerRule, {**entry, "recipe": recipe}, where)
 
 
@@ -130,11 +133,23 @@ def _phase(
     if file:
         name, recipe = file.stem, recipe_from_table(table, file.name, file.parent)
     else:
-        name, recipe = f"phase {number + 1}", recipe_from_table(merge(base, table), f"{where}.recipe", folder)
+        whole = table if _is_resolved(table) else merge(base, table)
+        name, recipe = f"phase {number + 1}", recipe_from_table(whole, f"{where}.recipe", folder)
         if "layers" not in table:
             recipe = RecipePlan(**vars(recipe), layers=rules)
     with _at(where):
         return Phase(**{"name": name, **entry, "recipe": recipe})
+
+
+def _is_resolved(table: Mapping[str, Any]) -> bool:
+    """Return whether a table states every operand in full, as `to_table` writes a recipe.
+
+    It leaves out keys at their default, which then stand for the default and not for what lies below.
+    """
+    stated = to_table(OperandSpec()).keys()
+    operands = [(table.get(role.value), o.tensor) for role in GemmRole for o in OPERANDS[role]]
+    found = [gemm.get(name) if isinstance(gemm, Mapping) else None for gemm, name in operands]
+    return all(isinstance(own, Mapping) and stated <= own.keys() for own in found)
 
 
 def _treatment(

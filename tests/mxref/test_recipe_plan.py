@@ -13,6 +13,7 @@ from mxref.tomlio import dumps, to_table
 
 PARTS = ("self_attn.q_proj", "mlp.up_proj", "mlp.down_proj")
 NAMES = [f"model.layers.{i}.{part}" for i in range(12) for part in PARTS] + ["lm_head"]
+BF16_TABLE = to_table(BF16_RECIPE) | {"keep_bf16": []}
 FP8, BF16 = {"all": {"format": "fp8"}}, {"all": {"format": "bf16"}}
 
 DIGESTS = {
@@ -379,3 +380,27 @@ def test_the_digest_of_a_plan_is_that_of_what_it_resolves_to():
 def test_digests_of_shipped_recipes_are_what_they_were():
     assert {name: load_recipe(name).digest for name in DIGESTS} == DIGESTS
     assert Recipe().digest == "c947b97d49c3"
+
+
+@pytest.mark.clause("recipe.layers", "recipe.schedule", "recipe.digest")
+def test_a_resolved_plan_reads_back_as_itself():
+    """Keys that a resolved recipe leaves out are at their default, whatever the file's own treatment has there."""
+    own = {
+        "all": {"format": "nvfp4", "arithmetic": "te"},
+        "wgrad": {"hadamard": 2, "sign_vector": "+-", "gain": 1.5, "out": "bf16"},
+        "dgrad": {"source": "fprop"},
+    }
+    for entries in (
+        {"layers": [{"blocks": "-1", "recipe": BF16_TABLE}]},
+        {"schedule": [{"start": 4, "recipe": BF16_TABLE}]},
+        {
+            "layers": [{"blocks": "0", "recipe": BF16_TABLE}],
+            "schedule": [{"start": 4, "recipe": BF16_TABLE | {"layers": []}}],
+        },
+    ):
+        recipe = recipe_from_table(own | entries)
+        assert recipe_from_table(to_table(recipe)) == recipe
+        assert recipe_from_table(tomllib.loads(dumps(recipe))).digest == recipe.digest
+    part = {"wgrad": {"hadamard": 0}}
+    with pytest.raises(RecipeError, match="sign_vector has 2 signs and hadamard = 0"):
+        recipe_from_table(own | {"layers": [{"blocks": "-1", "recipe": part}]})
