@@ -22,26 +22,36 @@ from mxref.plan import QuantPlan
 from mxref.recipe import GemmProfile, OperandSpec
 from mxref.steps.hadamard import Rotation
 from mxref.steps.random import Stream
+from mxref.steps.scale import ScaleRule
+from mxref_numba.gemm.plain_tiles import multiplies
 from mxref_numba.gemm.profiles import MAX_BOUNDED_SCALE, prepare, scaled_gemm
 from mxref_numba.path import KernelPath, choose
 from mxref_numba.scalar import decoder as plain_decoder
 from mxref_numba.scalar import encoder, panels
 from mxref_numba.threads import running
 from mxref_numba.vector import decoder, staging, units
-from mxref_numba.vector.target import TARGETS
+from mxref_numba.vector.target import TARGETS, Target
 
-_FORMATS = scaled_by_powers(BLOCK_FORMATS.values())
-"""Its kernels have blocks of 32 and scales of E8M0."""
+_ON_VECTORS = scaled_by_powers(BLOCK_FORMATS.values())
+"""The formats for which there are kernels on vectors: blocks of 32 under scales of E8M0, with a sign bit."""
+_FORMATS = frozenset(made for made in BLOCK_FORMATS.values() if made.k in (16, 32) and multiplies(made, made))
+"""For those with other scales or k = 16, and for INT8, there are plain kernels, which take any format of this kind."""
 
 
 class NumbaBackend(Backend):
-    """Block formats of 32 under E8M0 as the reference has them, on all CPU cores; GEMMs `ordered` and `bounded`."""
+    """Every block format as the reference has it, on all CPU cores; GEMMs `ordered` and `bounded`."""
 
     name = "numba"
     capabilities = Capabilities(
         formats=_FORMATS,
+        scale_rules=frozenset(ScaleRule),
         scale_thresholds=True,
-        gemms=every_gemm({GemmProfile.ORDERED, GemmProfile.BOUNDED}, _FORMATS),
+        blocks=frozenset(shape for made in _FORMATS for shape in (made.row, made.tile)),
+        gemms=frozenset(
+            gemm
+            for gemm in every_gemm({GemmProfile.ORDERED, GemmProfile.BOUNDED}, _FORMATS)
+            if multiplies(*gemm[1:])
+        ),
         bounded_class="fp32",
         bounded_max_scale=MAX_BOUNDED_SCALE,
     )
@@ -115,21 +125,25 @@ class NumbaBackend(Backend):
             "scaled_gemm": multiply,
         }
 
+    def _vectors(self, *formats: BlockFormat) -> Target | None:
+        """Return the vectors whose kernels quantize and decode all of some formats; None if there are none."""
+        return self._target if _ON_VECTORS.issuperset(formats) else None
+
     def _quantize(self, x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        if self._target:
-            return units.quantize_planned(x, plan, self._target)
+        if target := self._vectors(plan.format):
+            return units.quantize_planned(x, plan, target)
         return encoder.quantize_planned(x, plan)
 
     def _quantize_dual(
         self, x: NDArray[Any], row: QuantPlan, column: QuantPlan
     ) -> tuple[units.Quantized, units.Quantized]:
-        if self._target:
-            return units.quantize_dual(x, row, column, self._target)
+        if target := self._vectors(row.format, column.format):
+            return units.quantize_dual(x, row, column, target)
         return super()._quantize_dual(x, row, column)
 
     def _dequantize(self, q: MXArray, dtype: str) -> NDArray[Any]:
-        if self._target:
-            return decoder.dequantize(q, dtype, self._target)
+        if target := self._vectors(q.format):
+            return decoder.dequantize(q, dtype, target)
         return plain_decoder.dequantize(q, dtype)
 
     def _hadamard(self, x: NDArray[Any], rotation: Rotation, axis: int) -> NDArray[np.float32]:

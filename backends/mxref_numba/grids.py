@@ -1,4 +1,4 @@
-"""What kernels need of an element format, as numbers; vectors round to E2M1 by arithmetic of its own.
+"""What kernels need of an element or scale format, as numbers; vectors round to E2M1 by arithmetic of its own.
 
 Let p be the mantissa bits of the format. A code counts the steps of the grid, and a step is 2^-p of its binade, so
 the upper bits of a float32 are a code already, but for a shift and for the smallest binade, which is even.
@@ -12,12 +12,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.formats import E2M1, ElementFormat, Specials
+from mxref.formats import E2M1, ElementFormat, ScaleFormat, Specials
 
 FRACTION_BITS = 22
 """Bits of the fraction of a step that the roundings other than RNE look at."""
 MAGNITUDE_CODE = 0x7F
 """The bits of a code that are not its sign."""
+SCALE_CODE = 0xFF
+"""The bits of a scale code, which has no sign."""
 
 
 class Grid(NamedTuple):
@@ -57,12 +59,12 @@ def held_bits(element: ElementFormat) -> int:
 
 
 @cache
-def grid_of(element: ElementFormat) -> Grid:
-    """Return what rounds to the grid of an element."""
+def grid_of(element: ElementFormat | ScaleFormat) -> Grid:
+    """Return what rounds to the grid of an element or of a scale with a mantissa."""
     shift = _MANTISSA_BITS - element.mantissa_bits
     smallest = (1 - element.bias + _BIAS) << _MANTISSA_BITS
     # The last bits of the sum are a code without its exponent field; `offset` prepares for adding that field.
-    offset = -(smallest >> shift) & MAGNITUDE_CODE
+    offset = -(smallest >> shift) & SCALE_CODE
     return Grid(
         top=np.float32(element.max_value),
         smallest_normal=np.int32(smallest),

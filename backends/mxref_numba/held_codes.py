@@ -1,7 +1,8 @@
 """Codes of fewer than eight bits as kernels hold them, a byte each, and as they are stored, without gaps.
 
 Kernels know two kinds of codes: those of E2M1, packed, and bytes with the sign on top and the magnitude code below. The
-second kind serves every other element, so that one that joins needs no kernel of its own.
+second kind serves every other element, so that one that joins needs no kernel of its own. Two's complement is made of
+it at the end; kernels that read codes look them up in a table and take them as they are stored.
 """
 
 # Kernels have no annotations: Numba infers their types.
@@ -16,7 +17,7 @@ import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
-from mxref.formats import ElementFormat
+from mxref.formats import ElementFormat, Negatives
 from mxref.mxarray import MXArray
 from mxref_numba import buffers
 from mxref_numba.grids import held_bits
@@ -69,6 +70,8 @@ def _unpack(address, first, end, room):
 
 def stored(codes: NDArray[np.uint8], element: ElementFormat) -> NDArray[np.uint8]:
     """Return held codes [..., K * held bits / 8] as they are stored, [..., K * bits / 8]; K is a multiple of 4."""
+    if element.negatives is Negatives.TWOS_COMPLEMENT:
+        return np.where(codes & element.sign, element.sign - codes, codes)
     if element.bits == held_bits(element):
         return codes
     packed = buffers.empty((*codes.shape[:-1], codes.shape[-1] * element.bits // 8), np.uint8)

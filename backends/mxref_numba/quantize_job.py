@@ -1,7 +1,7 @@
 """What kernels are told of a planned quantization, on every path: the fields of a `Job`.
 
 `Result` holds the memory of what a quantization gives, and makes a `Job` for each matrix that its input consists of. A
-format that joins needs nothing here, unless its scale is no E8M0: what a scale rule asks of amax is in `scale.py`.
+format that joins needs nothing here: what its scale asks of amax is in `scale.py`.
 
 Kernels get an address and two strides of an input, not an array: Numba compiles anew for every type, layout and
 mutability of an array, and knows no bfloat16.
@@ -27,7 +27,7 @@ from mxref_numba import buffers
 from mxref_numba.grids import FRACTION_BITS, grid_of, held_bits
 from mxref_numba.held_codes import stored
 from mxref_numba.kernels import address_of, written
-from mxref_numba.scale import ScaleNumbers, scale_numbers
+from mxref_numba.scale import NAN_CODE, QuotientNumbers, ScaleNumbers, quotient_numbers, scale_numbers
 
 WIDTH = 256
 """Columns of a panel, and signs in memory: a multiple of every k and of every Hadamard size."""
@@ -120,7 +120,7 @@ class Job(NamedTuple):
     scales: int = 0
     k: int = 32
     tile: int = 0
-    """Whether k rows share their scales."""
+    """Rows that share their scales; 0 if each has its own."""
     scale: ScaleNumbers = ScaleNumbers(np.int32(0), np.int32(0), np.int32(0))
     prescale: np.float32 = np.float32(1)
     rounding: int = 0
@@ -139,6 +139,9 @@ class Job(NamedTuple):
     bits: int = 0
     """Of a held code."""
     grid: int = 0
+    quotient: QuotientNumbers = QuotientNumbers()
+    nan_code: int = int(NAN_CODE)
+    """Scale code of a block with NaN or Inf."""
 
 
 @lru_cache(64)
@@ -187,7 +190,7 @@ def _job_of(spec: OperandSpec) -> Job:
         length=0,
         transform=transform_of(None)[0],
         k=spec.format.k,
-        tile=spec.block.is_tile,
+        tile=spec.block.rows if spec.block.is_tile else 0,
         scale=scale_numbers(spec),
         prescale=np.float32(element.prescale if spec.prescale else 1),
         rounding=rounding,
@@ -195,6 +198,8 @@ def _job_of(spec: OperandSpec) -> Job:
         per_call=per_call,
         bits=held_bits(element),
         grid=address_of(_written_grid(element)),
+        quotient=quotient_numbers(spec.format),
+        nan_code=spec.format.scale.nan_code,
     )
 
 
@@ -211,6 +216,9 @@ class Result:
         """Make room for the results."""
         shape = plan.rows_shape
         self.plan, self.job = plan, _job_of(plan.spec)
+        if plan.tensor_scale is not None:
+            quotient = self.job.quotient._replace(tensor=np.float32(plan.tensor_scale[0]))
+            self.job = self.job._replace(quotient=quotient)
         self._codes = buffers.empty((*shape, plan.length * self.job.bits // 8), np.uint8)
         self.scales = buffers.empty((*shape, plan.length // self.job.k), np.uint8)
         self.table, self.rows, self._first_row = _NOTHING, _NOTHING, 0

@@ -1,4 +1,4 @@
-"""The shared scale of a block on every path: the scale rule, as one addition to the bits of amax.
+"""The shared scale of a block: of a power of two, on every path, the scale rule as one addition to the bits of amax.
 
 Float32 and E8M0 have the same bias, so the exponent field of amax, less the exponent of the element's largest binade,
 is the scale code of the rule `floor`. Every other rule counts some amax as if they were one binade higher:
@@ -9,6 +9,8 @@ mantissa into the exponent, and from no other:
 
 A block of zeros has the code `zero_scale`, one with NaN or Inf the code of NaN. `code_of_amax` says this in plain
 Numba, `scale_codes` on the lanes of vectors.
+
+Scales with a mantissa are for plain Numba alone: `QuotientNumbers` has what the real quotient asks.
 """
 
 # Kernels and emitters have no annotations: Numba infers the types of the former, llvmlite has none.
@@ -16,15 +18,18 @@ Numba, `scale_codes` on the lanes of vectors.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
+from numpy.typing import NDArray
 
-from mxref.formats import E8M0, BlockFormat
+from mxref.formats import E8M0, BlockFormat, ScaleFormat
 from mxref.recipe import OperandSpec
 from mxref.steps.scale import MANTISSA_MASK, bump_above
-from mxref_numba.kernels import float_of, kernel
+from mxref_numba.grids import grid_of
+from mxref_numba.kernels import address_of, float_of, kernel, written
 from mxref_numba.lanes import F32, I8, I32, Lanes, splat
 
 NAN_CODE = np.uint8(E8M0.nan_code)
@@ -46,15 +51,49 @@ class ScaleNumbers(NamedTuple):
     """Of the element's largest binade."""
 
 
+class QuotientNumbers(NamedTuple):
+    """What a scale with a mantissa asks: it is the quotient of amax by M t, rounded once; a power of two has none."""
+
+    grid: int = 0
+    """Address of the `Grid` of the scale format; 0 for a power of two."""
+    values: int = 0
+    """Address of the scales, float64 [256]."""
+    most: np.float32 = np.float32(1)
+    """M, the largest element."""
+    tensor: np.float32 = np.float32(1)
+    """t, the scale of the tensor."""
+
+
 def scale_numbers(spec: OperandSpec) -> ScaleNumbers:
     """Return what a treatment asks of amax."""
     assert isinstance(spec.format, BlockFormat)  # checked when the plan was made
-    element = spec.format.element
+    element, powers = spec.format.element, spec.format.scale.powers
     return ScaleNumbers(
-        round_up=np.int32(MANTISSA_MASK - bump_above(spec.scale_rule, element)),
+        round_up=np.int32(MANTISSA_MASK - bump_above(spec.scale_rule, element) if powers else 0),
         zero_scale=np.int32(spec.zero_scale),
         max_exponent=np.int32(element.max_exponent),
     )
+
+
+def quotient_numbers(made: BlockFormat) -> QuotientNumbers:
+    """Return what the scales of a format ask; the scale of the tensor is that of one call."""
+    if made.scale.powers:
+        return QuotientNumbers()
+    grid, values = _written_grid(made.scale), scale_values(made.scale, np.float64)
+    return QuotientNumbers(address_of(grid), address_of(values), np.float32(made.element.max_value))
+
+
+@cache
+def _written_grid(scale: ScaleFormat) -> NDArray[np.uint8]:
+    return written(grid_of(scale))
+
+
+@cache
+def scale_values(scale: ScaleFormat, dtype: type) -> NDArray[Any]:
+    """Return the values of all scale codes, of a type, read-only [256]."""
+    values: NDArray[Any] = np.array(scale.values, dtype)
+    values.flags.writeable = False
+    return values
 
 
 # ---- plain Numba ----
@@ -71,12 +110,6 @@ def code_of_amax(amax, numbers):
 def inverse_scale(code):
     """Return 2^-e of an E8M0 code of at most 254, float32, exact: at code 254 it is subnormal."""
     return float_of(max(np.int32(np.int32(_LARGEST_CODE - code) << np.int32(23)), _SMALLEST))
-
-
-@kernel
-def scale_of(code):
-    """Return 2^e of an E8M0 code of at most 254, float32: at code 0 it is subnormal."""
-    return float_of(np.uint32(code) << np.uint32(23)) if code else float_of(_SMALLEST)
 
 
 # ---- lanes of vectors ----

@@ -12,7 +12,7 @@ import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
-from mxref.formats import E8M0, ElementFormat
+from mxref.formats import ElementFormat
 from mxref.mxarray import MXArray
 from mxref_numba import buffers
 from mxref_numba.grids import decoded, held_bits
@@ -26,14 +26,9 @@ from mxref_numba.kernels import (
     kernel,
     unsigned_numbers_at,
 )
-from mxref_numba.scale import NAN_CODE
 from mxref_numba.threads import run
 
-_K = 32
 _TURNED_ROWS = 64
-_ROOM = 4 * _TURNED_ROWS * _K
-"""Bytes that a share needs to turn rows."""
-_NEUTRAL = np.uint8(E8M0.bias)
 
 
 class DecodedOperand(NamedTuple):
@@ -42,8 +37,8 @@ class DecodedOperand(NamedTuple):
     values: NDArray[np.float32]
     """Element values [rows, K]; [K, rows] for the right side, so that inner loops run along rows of C."""
     found: NDArray[np.uint8]
-    """What is known of blocks, [2, K / 32, rows]: the bits from the lowest to the highest that their finite
-    magnitudes have; and their scale codes, 127 (2^0) for those of NaN and of blocks that add nothing."""
+    """What is known of blocks, [2, K / k, rows]: the bits from the lowest to the highest that their finite
+    magnitudes have; and their scale codes, that of 1 for those of NaN and of blocks that add nothing."""
 
 
 @cache
@@ -81,15 +76,15 @@ def _bit_span(seen):
 
 
 @kernel(inline="always")
-def _decode_block(codes, bits, table, integers, values):
+def _decode_block(codes, k, bits, table, integers, values):
     seen = np.uint64(0)
     if bits == 8:
-        for i in range(np.uint64(_K)):
+        for i in range(np.uint64(k)):
             values[i] = table[codes[i]]
             seen = np.uint64(seen | integers[codes[i]])
     else:
         pairs, both = table.view(np.uint64), values.view(np.uint64)
-        for i in range(np.uint64(_K // 2)):
+        for i in range(np.uint64(k // 2)):
             both[i] = pairs[codes[i]]
             seen = np.uint64(seen | codes[i])
         # A code of four bits spans few bits, whatever it is.
@@ -104,6 +99,9 @@ class _Decoding(NamedTuple):
     scales: int
     rows: int
     blocks: int
+    k: int
+    nan_code: int
+    one_code: int
     bits: int
     """Of a held code."""
     turn: int
@@ -116,28 +114,28 @@ class _Decoding(NamedTuple):
 @Native
 def _decode(address, begin, end, room):
     job = fields_at(address, _Decoding)
-    rows, blocks, bits, turn = job.rows, job.blocks, job.bits, job.turn
-    size = _K * bits // 8
+    rows, blocks, k, bits, turn = job.rows, job.blocks, job.k, job.bits, job.turn
+    size, nan, one = k * bits // 8, np.uint8(job.nan_code), np.uint8(job.one_code)
     codes = carray(bytes_at(job.codes), (rows, blocks * size))
     scales = carray(bytes_at(job.scales), (rows, blocks))
     table, integers = carray(floats_at(job.table), (512,)), carray(unsigned_numbers_at(job.integers), (256,))
-    by_row = carray(floats_at(job.values), (rows, blocks * _K))
-    by_column = carray(floats_at(job.values), (blocks * _K, rows))
+    by_row = carray(floats_at(job.values), (rows, blocks * k))
+    by_column = carray(floats_at(job.values), (blocks * k, rows))
     spans = carray(bytes_at(job.found), (blocks, rows))
     live = carray(bytes_at(job.found + blocks * rows), (blocks, rows))
-    turned = carray(floats_at(room), (_TURNED_ROWS, _K))
+    turned = carray(floats_at(room), (_TURNED_ROWS, k))
     for first in range(begin, end, _TURNED_ROWS):
         count = min(_TURNED_ROWS, end - first)
         for b in range(blocks):
             for r in range(count):
                 block = codes[first + r, b * size : (b + 1) * size]
-                target = turned[r] if turn else by_row[first + r, b * _K : (b + 1) * _K]
-                span, scale = _decode_block(block, bits, table, integers, target), scales[first + r, b]
+                target = turned[r] if turn else by_row[first + r, b * k : (b + 1) * k]
+                span, scale = _decode_block(block, k, bits, table, integers, target), scales[first + r, b]
                 spans[b, first + r] = span
-                live[b, first + r] = scale if span and scale != NAN_CODE else _NEUTRAL
+                live[b, first + r] = scale if span and scale != nan else one
             if turn:
-                top, left = np.uint64(b * _K), np.uint64(first)
-                for i in range(np.uint64(_K)):
+                top, left = np.uint64(b * k), np.uint64(first)
+                for i in range(np.uint64(k)):
                     for r in range(np.uint64(count)):
                         by_column[top + i, left + r] = turned[r, i]
 
@@ -148,12 +146,12 @@ def decoded_operand(q: MXArray, *, turn: bool) -> DecodedOperand:
     rows, blocks = scales.shape
     values = buffers.empty((q.length, rows) if turn else (rows, q.length), np.float32)
     found = np.empty((2, blocks, rows), np.uint8)
-    element = q.format.element
+    element, scale, k = q.format.element, q.format.scale, q.format.k
     table, integers = _table(element), integers_of(element)
     job = _Decoding(
-        codes=address_of(codes), scales=address_of(scales), rows=rows, blocks=blocks, bits=held_bits(element),
-        turn=turn, table=address_of(table), integers=address_of(integers), values=address_of(values),
-        found=address_of(found),
+        codes=address_of(codes), scales=address_of(scales), rows=rows, blocks=blocks, k=k,
+        nan_code=scale.nan_code, one_code=scale.one_code, bits=held_bits(element), turn=turn, table=address_of(table),
+        integers=address_of(integers), values=address_of(values), found=address_of(found),
     )  # fmt: skip
-    run(_decode, job, rows, rows * q.length, room=_ROOM)
+    run(_decode, job, rows, rows * q.length, room=4 * _TURNED_ROWS * k)
     return DecodedOperand(values, found)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.errors import UnsupportedError
-from mxref.formats import CANONICAL_NAN, E8M0, MXFP4, BlockFormat
+from mxref.formats import CANONICAL_NAN, MXFP4, BlockFormat
 from mxref.gemm import prescale_product
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.recipe import GemmProfile
@@ -84,8 +84,8 @@ def scaled_gemm(
         if way == "values":
             _multiply_values(_values(a), layout[0], factor, out)
         else:
-            plain_tiles.multiply(a, DecodedOperand(*layout), b.format, factor, out)
-        spoiled_a, spoiled_b = (np.asarray(q.scales) == E8M0.nan_code for q in (a, b))
+            plain_tiles.multiply(a, b, DecodedOperand(*layout), factor, out)
+        spoiled_a, spoiled_b = (np.asarray(q.scales) == q.format.scale.nan_code for q in (a, b))
     bits, nan = out.view(f"u{out.itemsize}"), CANONICAL_NAN >> (32 - 8 * out.itemsize)
     if spoiled_a.any():
         bits[spoiled_a.any(axis=1)] = nan
@@ -107,7 +107,7 @@ def _layout(q: MXArray, way: _Way, path: KernelPath) -> tuple[NDArray[Any], ...]
 
 def _check_bounded(name: str, q: MXArray) -> None:
     scales = np.asarray(q.scales)
-    top = int(scales.max(initial=0, where=scales != E8M0.nan_code))
+    top = int(scales.max(initial=0, where=scales != q.format.scale.nan_code))
     if top > MAX_BOUNDED_SCALE:
         raise UnsupportedError(
             f"backend 'numba' declares bounded_max_scale = {MAX_BOUNDED_SCALE}, but {name} has a scale code {top}; "

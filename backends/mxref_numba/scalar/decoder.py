@@ -1,4 +1,4 @@
-"""Values from packed codes, in plain Numba: E2M1 by arithmetic, any other element from a table."""
+"""Values from packed codes, in plain Numba: MXFP4 by arithmetic, any other format from tables."""
 
 # Kernels have no annotations: Numba infers their types.
 # mypy: allow-untyped-defs, allow-untyped-calls
@@ -12,7 +12,7 @@ import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
-from mxref.formats import CANONICAL_NAN
+from mxref.formats import CANONICAL_NAN, MXFP4
 from mxref.mxarray import MXArray
 from mxref_numba.grids import decoded, held_bits
 from mxref_numba.held_codes import code_rows
@@ -21,6 +21,7 @@ from mxref_numba.kernels import (
     address_of,
     bits_of,
     bytes_at,
+    doubles_at,
     fields_at,
     float_of,
     floats_at,
@@ -28,7 +29,7 @@ from mxref_numba.kernels import (
     kernel,
     unsigned_at,
 )
-from mxref_numba.scale import NAN_CODE, scale_of
+from mxref_numba.scale import NAN_CODE, scale_values
 from mxref_numba.threads import run
 
 _NAN_BITS = np.uint32(CANONICAL_NAN)
@@ -80,19 +81,27 @@ def _decode_row(packed, scales, k, length, drop, values, out):
 
 
 @kernel
-def _decode_byte_row(codes, scales, k, length, drop, table, out):
-    shift = np.uint32(drop)
+def _decode_from_tables(codes, bits_each, scales, k, length, drop, table, powers, tensor, out):
+    shift, one = np.uint32(drop), np.uint64(1)
     half = np.uint32(np.uint32(np.uint32(1) << shift) >> np.uint32(1))
     for b in range(-(-length // k)):
-        start, code = np.uint64(b * k), np.int64(scales[b])
-        scale = scale_of(code)
+        start = np.uint64(b * k)
+        # A product of element, scale and scale of the tensor has at most 35 bits.
+        scale = powers[scales[b]] * tensor
         for j in range(np.uint64(min(k, length - b * k))):
-            value = table[codes[start + j]] * scale
+            i = start + j
+            if bits_each == 8:
+                code = codes[i]
+            else:
+                code = np.uint8(
+                    np.uint8(codes[i >> one] >> np.uint8(4) if i & one else codes[i >> one]) & np.uint8(15)
+                )
+            value = np.float32(np.float64(table[code]) * scale)
             bits = np.uint32(bits_of(value))
             # To nearest, ties to even; a float32 is itself.
             odd = np.uint32(np.uint32(bits >> shift) & np.uint32(1)) if drop else np.uint32(1)
             rounded = np.uint32(bits + half + odd - np.uint32(1)) if drop else bits
-            spoiled = value != value or code == NAN_CODE
+            spoiled = value != value
             out[start + j] = np.uint32(np.uint32(_NAN_BITS if spoiled else rounded) >> shift)
 
 
@@ -106,6 +115,10 @@ class _Decoding(NamedTuple):
     packed: int
     scales: int
     table: int
+    powers: int
+    """Values of the scales, float64; 0 for MXFP4, which needs no tables."""
+    tensor: np.float32
+    """The scale of the tensor."""
     out: int
 
 
@@ -115,13 +128,16 @@ def _decode_rows(address, begin, end, room):
     columns, blocks, k, bits, drop = job.columns, job.blocks, job.k, job.bits, job.drop
     packed = carray(bytes_at(job.packed), (end, blocks * k * bits // 8))
     scales, table = carray(bytes_at(job.scales), (end, blocks)), carray(floats_at(job.table), (256,))
+    powers, tensor = carray(doubles_at(job.powers), (256,)), np.float64(job.tensor)
     values = carray(unsigned_at(room), (k,))
     wide, narrow = carray(unsigned_at(job.out), (end, columns)), carray(halves_at(job.out), (end, columns))
     for r in range(begin, end):
-        if bits == 8 and drop:
-            _decode_byte_row(packed[r], scales[r], k, columns, drop, table, narrow[r])
-        elif bits == 8:
-            _decode_byte_row(packed[r], scales[r], k, columns, drop, table, wide[r])
+        if job.powers and drop:
+            _decode_from_tables(
+                packed[r], bits, scales[r], k, columns, drop, table, powers, tensor, narrow[r]
+            )
+        elif job.powers:
+            _decode_from_tables(packed[r], bits, scales[r], k, columns, drop, table, powers, tensor, wide[r])
         elif drop:
             _decode_row(packed[r], scales[r], k, columns, drop, values, narrow[r])
         else:
@@ -142,10 +158,12 @@ def dequantize(q: MXArray, dtype: str) -> NDArray[Any]:
     if out.size:
         packed, scales = code_rows(q)
         rows, blocks, k, table = *scales.shape, q.format.k, decoded(q.format.element)
+        powers = None if q.format is MXFP4 else scale_values(q.format.scale, np.float64)
         job = _Decoding(
             columns=out.shape[-1], blocks=blocks, k=k, bits=held_bits(q.format.element),
             drop=0 if dtype == "float32" else 16, packed=address_of(packed), scales=address_of(scales),
-            table=address_of(table), out=address_of(out),
+            table=address_of(table), powers=0 if powers is None else address_of(powers),
+            tensor=np.float32(1 if q.tensor_scale is None else q.tensor_scale[0]), out=address_of(out),
         )  # fmt: skip
         run(_decode_rows, job, rows, out.size, room=4 * k)
     return np.moveaxis(out, -1, q.axis)

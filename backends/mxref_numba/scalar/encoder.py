@@ -21,11 +21,12 @@ from numba import carray  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
 from mxref.plan import QuantPlan
-from mxref_numba.grids import FRACTION_BITS, MAGNITUDE_CODE, Grid
+from mxref_numba.grids import FRACTION_BITS, SCALE_CODE, Grid
 from mxref_numba.kernels import (
     Native,
     bits_of,
     bytes_at,
+    doubles_at,
     fields_at,
     float_of,
     floats_at,
@@ -37,10 +38,10 @@ from mxref_numba.kernels import (
 )
 from mxref_numba.quantize_job import CONSTANT, EVEN, WIDTH, Job, Result
 from mxref_numba.scalar.panels import HEIGHT, PANEL_BYTES, load_panel, panel_count, transform_row
-from mxref_numba.scale import INFINITY, NAN_CODE, code_of_amax, inverse_scale
+from mxref_numba.scale import INFINITY, code_of_amax, inverse_scale
 from mxref_numba.threads import run
 
-_SMALLEST_K = 32
+_SMALLEST_K = 16
 """For whose blocks a panel has room for amax."""
 _BLOCKS = WIDTH // _SMALLEST_K
 _MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -77,12 +78,13 @@ def _panel_amax(bits, height, width, k, tile, amax):
         for b in range(width // k):
             amax[r, b] = _block_amax(row, b * k, k)
     if tile:
-        for b in range(width // k):
-            top = np.int32(0)
-            for r in range(height):
-                top = max(top, amax[r, b])
-            for r in range(height):
-                amax[r, b] = top
+        for first in range(0, height, tile):
+            for b in range(width // k):
+                top = np.int32(0)
+                for r in range(first, first + tile):
+                    top = max(top, amax[r, b])
+                for r in range(first, first + tile):
+                    amax[r, b] = top
 
 
 # ---- random integers ----
@@ -135,7 +137,7 @@ def _random_integers(first, groups, per_call, table, mask, words, out):
 
 # ---- rounding ----
 
-_EXPONENT_FIELD, _CODE = np.int32(0x7F800000), np.int32(MAGNITUDE_CODE)
+_EXPONENT_FIELD, _CODE = np.int32(0x7F800000), np.int32(SCALE_CODE)
 
 
 @kernel
@@ -183,6 +185,62 @@ def _encode_by(row, bits, start, k, factor, job, random, grid, codes):
         codes[j] = np.uint8(code | _sign(bits[j], job.bits))
 
 
+# ---- quotients by scales with a mantissa ----
+#
+# In float64 a quotient lies on the same side of every step as the real one. As a float32 it stays there for RNE if it
+# is rounded to odd.
+
+
+@kernel
+def _rounded_down(v):
+    """Return a float64, not negative and within the range of float32, rounded toward zero: float32."""
+    near = np.float32(v)
+    return float_of(np.int32(bits_of(near) - np.int32(1))) if np.float64(near) > v else near
+
+
+@kernel
+def _rounded_to_odd(v):
+    """Return such a float64 if float32 has it, else the neighbour whose last bit is set."""
+    down = _rounded_down(v)
+    return down if np.float64(down) == v else float_of(np.int32(bits_of(down) | np.int32(1)))
+
+
+_STEP_BIAS = np.int32(127 - 23)
+"""Makes the bits of 2^-p of a `Grid`'s step shift, p the mantissa bits."""
+
+
+@kernel
+def _round_quotient_by(v, random, grid):
+    """Do what `_round_by` does with such a float64, whose place between two steps may not fit a float32."""
+    down = _rounded_down(v)
+    binade = max(np.int32(bits_of(down) & _EXPONENT_FIELD), grid.smallest_normal)
+    step = float_of(np.int32(np.int32(grid.step_shift + _STEP_BIAS) << np.int32(23)))
+    steps = v / (np.float64(float_of(binade)) * step)  # exact
+    fraction = np.int32((steps - np.floor(steps)) * (1 << FRACTION_BITS))
+    carry = np.int32(np.int32(fraction + random) >> _FRACTION)
+    return np.int32(_round_by(down, np.int32(0), grid) + carry)
+
+
+@kernel
+def _quotient(magnitude, divisor, top):
+    """Return a quotient in float64, `top` at most; 0 where the divisor is 0."""
+    v = np.float64(magnitude) / divisor if divisor != 0 else 0.0
+    return min(v, np.float64(top))
+
+
+@kernel(inline="always")
+def _encode_quotients(row, bits, start, k, divisor, job, random, grid, codes):
+    base = np.uint64(start)
+    for i in range(np.uint64(k)):
+        j = base + i
+        v = _quotient(abs(row[j]), divisor, grid.top)
+        if job.rounding == EVEN:
+            code = _round_even(_rounded_to_odd(v), grid)
+        else:
+            code = _round_quotient_by(v, random[j], grid)
+        codes[j] = np.uint8(code | _sign(bits[j], job.bits))
+
+
 # ---- the pass ----
 
 
@@ -192,8 +250,16 @@ def _encode_row(row, bits, width, amax, job, grid, random, codes, packed, scales
     for b in range(width // k):
         top = amax[b]
         if top >= INFINITY:
-            scales[b] = NAN_CODE
+            scales[b] = np.uint8(job.nan_code)
             codes[b * k : (b + 1) * k] = 0
+            continue
+        if job.quotient.grid:
+            tensor, scale_grid = np.float64(job.quotient.tensor), fields_at(job.quotient.grid, Grid)
+            v = _quotient(float_of(top), np.float64(job.quotient.most) * tensor, scale_grid.top)
+            code = _round_even(_rounded_to_odd(v), scale_grid)
+            scales[b] = np.uint8(job.scale.zero_scale) if top == 0 else np.uint8(code)
+            divisor = carray(doubles_at(job.quotient.values), (256,))[code] * tensor
+            _encode_quotients(row, bits, b * k, k, divisor, job, random, grid, codes)
             continue
         code = code_of_amax(top, job.scale)
         scales[b] = np.uint8(job.scale.zero_scale) if top == 0 else np.uint8(code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from mxref import GemmProfile, MXArray, OperandSpec, UnsupportedError, get_backend
 from mxref.conformance.checks.gemms import spanning
-from mxref.formats import BLOCK_FORMATS, CANONICAL_NAN, MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
+from mxref.formats import BLOCK_FORMATS, CANONICAL_NAN, MXFP4, MXFP8_E4M3, MXFP8_E5M2, NVFP4, BlockFormat
 from mxref.layouts.packed import pack
 
 pytest.importorskip("numba")
@@ -25,8 +26,8 @@ REFERENCE = get_backend("reference")
 BACKENDS = [NumbaBackend(p) for p in dict.fromkeys((path.available()[0], path.KernelPath.PORTABLE))]
 """All paths multiply these formats by the same kernels."""
 FORMATS = [each for each in BLOCK_FORMATS.values() if each in NumbaBackend.capabilities.formats]
-SHORT = [each for each in FORMATS if each.element.bits < 8]
-PAIRS = [pair for pair in itertools.product(FORMATS, repeat=2) if pair != (MXFP4, MXFP4)]
+SHORT = [each for each in FORMATS if each.element.bits < 8 and each.scale.powers]
+PAIRS = [(a, b) for a, b in itertools.product(FORMATS, repeat=2) if (a, b) != (MXFP4, MXFP4) and a.k == b.k]
 K = 32
 
 
@@ -48,14 +49,17 @@ def operand(
 ) -> MXArray:
     """Any finite codes, or NaN and Inf too, one block in ten all zeros, under scale codes drawn from a range."""
     rng = np.random.default_rng(seed)
-    element = made.element
-    codes = rng.integers(0, 2 * element.sign, (rows, length // K, K), np.uint8)
+    element, k = made.element, made.k
+    codes = rng.integers(0, 2 * element.sign, (rows, length // k, k), np.uint8)
     beyond = (codes & (element.sign - 1)) > element.max_code
     keep = rng.random(codes.shape) < (0.05 if special else 0)
     codes[beyond & ~keep] &= 0x83
     codes[rng.random(codes.shape[:2]) < 0.1] &= element.sign
     drawn = rng.integers(scales[0], scales[1] + 1, codes.shape[:2]).astype(np.uint8)
     packed = pack(codes.reshape(rows, length), element)
+    if made.tensor_scale:
+        drawn = np.where(drawn > made.scale.nan_code, drawn // 2, drawn).astype(np.uint8)
+        fields["tensor_scale"] = np.exp2(np.float32([rng.uniform(-126, 126)]))
     return MXArray(packed, drawn, (rows, length), 1, format=made, **fields)
 
 
@@ -221,3 +225,15 @@ def test_bounded_gives_the_bits_of_ordered(kernels: NumbaBackend) -> None:
     high = operand(MXFP8_E4M3, 4, K, (253, 253), 3)
     with pytest.raises(UnsupportedError, match="bounded_max_scale = 252"):
         kernels.scaled_gemm(high, a, profile=GemmProfile.BOUNDED)
+
+
+@pytest.mark.clause("gemm.tensor_scale")
+def test_scales_of_tensors_are_multiplied_one_after_the_other(kernels: NumbaBackend) -> None:
+    """That of A first: between the two, a result may overflow or underflow, and each multiplication rounds."""
+    a, b = (operand(NVFP4, rows, 4 * K, (0, 126), rows) for rows in (5, 7))
+    seen = []
+    for t in itertools.product((1.0, 1 / 3, 1.5e-45, 2e38, 3e-20), repeat=2):
+        left, right = (replace(q, tensor_scale=np.float32([one])) for q, one in zip((a, b), t, strict=True))
+        seen.append(check(kernels, left, kernels.prepare(right)))
+    assert np.isinf(seen).any()
+    assert (np.array(seen) == 0).any()
