@@ -122,12 +122,20 @@ def numbers(t: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def product(
-    recipe: Recipe, role: GemmRole, a: Any, b: Any, layer: int, step: int, origin: int, out: str
+    recipe: Recipe,
+    role: GemmRole,
+    a: Any,
+    b: Any,
+    layer: int,
+    step: int,
+    origin: int,
+    out: str,
+    amax: tuple[Any, Any] = (None, None),
 ) -> np.ndarray[Any, Any]:
-    """Return a GEMM of a layer."""
+    """Return a GEMM of a layer; `amax` is the placement's, of A and of B."""
     operands = []
-    for t, spec, operand in zip((a, b), recipe.operands(role), OPERANDS[role], strict=True):
-        placement = Placement(Stream(SEED, step, layer, operand.id))
+    for t, spec, operand, largest in zip((a, b), recipe.operands(role), OPERANDS[role], amax, strict=True):
+        placement = Placement(Stream(SEED, step, layer, operand.id), amax=largest)
         if operand.tensor != "w":
             if operand.axis == 0:  # whole blocks and Hadamard groups of tokens
                 t = np.pad(t, ((0, -len(t) % max(32, spec.hadamard)), (0, 0)))

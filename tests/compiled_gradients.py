@@ -25,10 +25,16 @@ KEYS = {
     "dgrad": {"format": "bf16", "source": "fprop"},
     "wgrad": {"source": "fprop", "rounding": "sr", "gain": 1.25, "out": "bf16"},
 }  # fmt: skip
+NVFP4 = {
+    "keep_bf16": ["head"], "all": {"format": "nvfp4"}, "dgrad": {"dy": {"rounding": "sr"}},
+    "wgrad": {"format": "mxfp4", "hadamard": 16, "dy": {"rounding": "sr"}},
+}  # fmt: skip
 RECIPES = ("bf16", "fp8", "mxfp4", "mxfp4_h16", "mixed", "mixed reversed", "keys")
 
 
 def recipe_of(name: str) -> Recipe:
+    if name == "nvfp4 with mxfp4":
+        return recipe_from_table(NVFP4)
     if name == "keys":
         return recipe_from_table(KEYS)
     if name == "mixed":

@@ -13,6 +13,7 @@ from mxref.placement import Placement
 from mxref.recipe_files import recipe_from_table
 from mxref.reference import ReferenceBackend
 from mxref.roles import OPERANDS
+from mxref.steps.hadamard import draw_rotation, hadamard
 from mxref_torch import convert, operators
 from mxref_torch.operators import blocks
 
@@ -22,6 +23,14 @@ except MxrefError:
     BACKENDS = ["reference"]
 
 SEED, STEP, LAYER, TOKENS, IN, OUT = 0xFEDC_BA98_7654_3210, 3, 1, 64, 64, 128
+
+NVFP4 = {
+    "all": {"format": "nvfp4"},
+    "fprop": {"w": {"block": "16x16"}},
+    "dgrad": {"w": {"block": "16x16"}, "dy": {"rounding": "sr"}},
+    "wgrad": {"dy": {"rounding": "sr"}, "hadamard": 16, "sign_vector": "+++-+------+-+--"},
+}
+"""The recipe nvfp4 in layers that it does not keep in BF16."""
 
 TABLES = {
     "ocp": {},
@@ -55,6 +64,12 @@ TABLES = {
         "wgrad": {"prescale": True, "out": "bf16"},
     },
     "SR everywhere": {"all": {"rounding": "sr", "sr_bits": 8}},
+    "nvfp4": NVFP4,
+    "nvfp4 beside others": {
+        "fprop": {"format": "nvfp4"},
+        "dgrad": {"format": "nvfp4", "source": "fprop", "rounding": "sr", "sr_bits": 22},
+        "wgrad": {"format": "mxint8", "hadamard": 64, "signs": "per_step"},
+    },
 }
 
 
@@ -96,14 +111,26 @@ def as_numpy(t):
     return t.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if t.dtype is torch.bfloat16 else t.numpy()
 
 
+def amax_of(t, spec, axis):
+    """The largest magnitude of finite values after given signs and the transform, float32 [1]."""
+    rows = np.moveaxis(t, axis, -1).astype(np.float32)
+    rows = np.pad(rows, [(0, 0), (0, -rows.shape[1] % max(spec.hadamard, 1))])
+    if spec.hadamard:
+        assert spec.signs == "none"
+        rows = hadamard(rows, draw_rotation(spec.hadamard, spec.signs, None, spec.sign_vector))
+    return np.abs(rows).max(keepdims=True).reshape(-1)[:1]
+
+
 def composed(role, a, b, recipe, out_dtype, origin=0, total=None):
     """One GEMM from `mxref.quantize`, `dequantize` and `scaled_gemm` alone."""
 
     def quantized(t, spec, operand):
         placement = Placement(Stream(SEED, STEP, LAYER, operand.id))
-        if operand.tensor != "w" and spec.rounding == "sr":
-            placement = replace(placement, origin=(origin, 0), global_shape=(total or t.shape[0], t.shape[1]))
         pad = operand.tensor != "w" and operand.axis == 0
+        if operand.tensor != "w" and spec.rounding == "sr":
+            amax = amax_of(t, spec, operand.axis) if spec.format.tensor_scale else None
+            whole = total or t.shape[0], t.shape[1]
+            placement = replace(placement, origin=(origin, 0), global_shape=whole, amax=amax)
         return quantize(t, spec, axis=operand.axis, placement=placement, pad=pad)
 
     (first, second), keys, b = OPERANDS[role], getattr(recipe, role.value), as_numpy(b)

@@ -93,8 +93,8 @@ def test_operators_pass_torchs_own_checks(profile):
     (_, rows), *_ = calls
     spec = rows[3]
     a, b = blocks.quantize(*rows), blocks.quantize(x[:32], *rows[1:-1], False)
-    calls.append((blocks.prepare, (*b, key, spec, 512, profile)))
-    layouts = [blocks.prepare(*q, key, spec, 512, profile) for q in (a, b)]
+    calls.append((blocks.prepare, (b, key, spec, 512, profile)))
+    layouts = [blocks.prepare(q, key, spec, 512, profile) for q in (a, b)]
     calls += [
         (
             blocks.scaled_gemm,

@@ -24,6 +24,7 @@ DIGESTS = {
     "mxfp4_h32": "66588375da0c",
     "mxfp8": "cedbd7195567",
     "mxfp8_hybrid": "366e2ae8b103",
+    "nvfp4": "90830c5461ad",
     "nvfp4_style": "bbd90e5738fa",
     "tseng": "8d22ee746a65",
 }

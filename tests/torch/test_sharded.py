@@ -19,7 +19,7 @@ from mxref_torch.bridge import to_backend
 from mxref_torch.errors import LayerError
 from places import TESTS
 
-CASES = [f"reference:{recipe}:3" for recipe in ("mxfp4", "tseng", "fp8", "bf16")]
+CASES = [f"reference:{recipe}:3" for recipe in ("mxfp4", "tseng", "fp8", "bf16", "nvfp4")]
 with suppress(MxrefError):  # where numba is not installed
     CASES += [f"{get_backend('numba').name}:{recipe}:3" for recipe in ("mxfp4_h16", "tseng")]
 
@@ -38,9 +38,14 @@ def test_two_ranks_take_the_steps_of_one(cases: list[str], tmp_path: Path) -> No
     assert_ranks_print([f"{case} equal" for case in cases], "sharded.py", tmp_path, *cases, settings=settings)
 
 
-def test_sums_over_two_ranks_are_float32(tmp_path: Path) -> None:
-    """The fault of sums in bfloat16 is planted too: dX of outputs that are split, and Y of inputs, show it."""
+@pytest.mark.clause("linear.tensor_scale")
+def test_sums_over_two_ranks_are_float32_and_scales_are_those_of_whole_tensors(tmp_path: Path) -> None:
+    """Faults are planted too: sums in bfloat16, which dX and Y show, and a scale of each rank's own part."""
     lines = ["sums in float32: wrong are [[], []]", "sums in bfloat16: wrong are [['dX'], ['Y']]"]
+    lines += [
+        "nvfp4: wrong are [[], []]",
+        "each its own amax: wrong is something [True, True]",
+    ]
     settings = {"PYTHONPATH": os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", "")))}
     assert_ranks_print(lines, "split_ranks.py", tmp_path, settings=settings)
 

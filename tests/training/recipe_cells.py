@@ -2,7 +2,7 @@
 
 The words of an operand: its format; `floor`, `even` or `rceil`; `zero127`; `sr` or `rna`, else round to nearest even;
 `h16` and other sizes; `fixed`, `step` or `step-layer` for random signs, or the signs themselves; `3/4` for the
-prescale; `tile` for 32 x 32. What no word names has the default of the specification.
+prescale; `tile` for 32 x 32 and `tile16` for 16 x 16. What no word names has the default of the specification.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _WORDS: dict[str, dict[str, object]] = {
     "step-layer": {"signs": "per_step_layer"},
     "3/4": {"prescale": True},
     "tile": {"block": "32x32"},
+    "tile16": {"block": "16x16"},
 }
 
 

@@ -163,6 +163,16 @@ def test_memory_that_runs_out_is_a_message() -> None:
             raise error
 
 
+def test_the_memory_of_saved_operands_has_the_scales_of_their_blocks() -> None:
+    """An element of X takes 1/2 + 1/32, 1/2 + 1/16 and 1 + 1/32 bytes."""
+    mxfp4, nvfp4, mxint8 = (
+        memory(load_config("tiny"), recipe_from_table({"all": {"format": name}})).activations
+        for name in ("mxfp4", "nvfp4", "mxint8")
+    )
+    assert nvfp4 > mxfp4
+    assert 16 * (nvfp4 - mxfp4) == pytest.approx(mxint8 - mxfp4, rel=1e-3)
+
+
 def test_dry_run_asks_for_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mxref_training.preflight.memory_limit", lambda _: 1)
     found = command("train", "llama31_8b", "--dry-run")

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from layer_setup import NVFP4
 from mxref.recipe import Recipe
-from mxref.recipe_files import load_recipe
+from mxref.recipe_files import load_recipe, recipe_from_table
 from mxref_training.config import Schedule
 from mxref_training.errors import CheckpointError, ConfigError
 from mxref_training.trainer import Interrupted
@@ -34,7 +35,7 @@ from training_setup import (
 )
 
 
-@pytest.mark.parametrize("recipe", ["fp8", SR], ids=["fp8", "sr"])
+@pytest.mark.parametrize("recipe", ["fp8", SR, recipe_from_table(NVFP4)], ids=["fp8", "sr", "nvfp4"])
 def test_stopping_and_going_on_changes_no_bit(
     tmp_path: Path, whole: Callable[..., Any], recipe: Recipe | str
 ) -> None:

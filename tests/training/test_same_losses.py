@@ -40,8 +40,8 @@ def test_numba_trains_exactly_as_the_reference_does(tmp_path, whole, name):
     assert expected.count(b"val_loss") == 3
 
 
-@pytest.mark.clause("linear.source", "recipe.layers")
-@pytest.mark.parametrize("name", ["fprop_tail", "mx64", "qat"])
+@pytest.mark.clause("linear.source", "linear.tensor_scale", "recipe.layers")
+@pytest.mark.parametrize("name", ["fprop_tail", "mx64", "qat", "nvfp4"])
 def test_ten_steps_of_a_shipped_recipe_are_the_same(tmp_path, name):
     # The last 15 % of two blocks are one of them.
     config = replace(change(steps=10, eval_every=5), model=replace(CONFIG.model, layers=2))

@@ -105,7 +105,7 @@ TSENG = {
 
 # facts of the papers: forward, backward, Hadamard, scale
 H32, RHT32 = "mxfp4 floor h32", "mxfp4 floor sr 3/4 h32 step-layer"
-NV, NV_WGRAD = "mxfp4 rceil", "mxfp4 rceil h16 fixed"
+NV, NV_WGRAD, RHT16 = "mxfp4 rceil", "mxfp4 rceil h16 fixed", "h16 +++-+------+-+--"
 RECIPES = {
     "bf16": alike(BF16),
     "fp8": alike(FP8),
@@ -117,6 +117,7 @@ RECIPES = {
     "tseng": [BF16, BF16, *[TSENG_BOTH] * 4],
     "nvfp4_style": [NV, f"{NV} tile", f"{NV} sr", f"{NV} tile", f"{NV_WGRAD} sr", NV_WGRAD],
     "nvfp4_style_tail": [NV, f"{NV} tile", f"{NV} sr", f"{NV} tile", f"{NV_WGRAD} sr", NV_WGRAD],
+    "nvfp4": ["nvfp4", "nvfp4 tile16", "nvfp4 sr", "nvfp4 tile16", f"nvfp4 sr {RHT16}", f"nvfp4 {RHT16}"],
     "quartet_style": [H32, H32, *[RHT32] * 4],
     "tetrajet_style": ["mxfp4 rceil"] * 2 + ["mxfp4 rceil sr"] * 4,
     "primus_style": [M, f"{M} tile", M, f"{M} tile", H, H],

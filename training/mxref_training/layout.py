@@ -67,8 +67,8 @@ def require_whole_blocks(config: TrainConfig, recipe: Recipe, axes: Axes, linear
     """Raise ConfigError if a block or a Hadamard group would lie in two micro-batches or on two ranks.
 
     Under SR a block along the tokens has one place in the optimizer step, at which its random bits are counted. Other
-    roundings have no such place: each micro-batch of each rank is then filled up with zeros. A tile needs 32 tokens
-    under any rounding, because only the block axis is filled up.
+    roundings have no such place: each micro-batch of each rank is then filled up with zeros. A tile needs its
+    tokens under any rounding, because only the block axis is filled up.
     """
     run = config.run
     own = run.sequences // axes.data
@@ -110,5 +110,5 @@ def _unit(spec: OperandSpec, role: GemmRole, parts: int) -> tuple[int, str]:
                 "micro-batches or on two ranks"
             )
     elif spec.block.is_tile:
-        return spec.format.k, f"{role.value} reads tiles of {spec.format.k} x {spec.format.k} elements"
+        return spec.block.rows, f"{role.value} reads tiles of {spec.block.rows} x {spec.format.k} elements"
     return 1, ""

@@ -45,6 +45,7 @@ TABLES: dict[str, dict[str, Any]] = {
     },
     "from Fprop": {"dgrad": {"source": "fprop"}, "wgrad": {"source": "fprop", "rounding": "sr"}},
     "mxfp8": {"all": {"format": "mxfp8_e4m3"}},
+    "nvfp4": {"all": {"format": "nvfp4"}, "fprop": {"w": {"block": "16x16"}}, "wgrad": {"hadamard": 16}},
 }
 
 

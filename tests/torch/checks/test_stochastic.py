@@ -69,6 +69,10 @@ def place_is_ignored(quantize, x, spec, *, placement, **kwargs):
     return quantize(x, spec, placement=Placement(placement.stream), **kwargs)
 
 
+def place_but_amax_is_ignored(quantize, x, spec, *, placement, **kwargs):
+    return quantize(x, spec, placement=Placement(placement.stream, amax=placement.amax), **kwargs)
+
+
 def no_prescale(quantize, x, spec, **kwargs):
     return quantize(x, replace(spec, prescale=False), **kwargs)
 
@@ -79,6 +83,7 @@ SR_TABLES = {
     "per step": {"all": {"rounding": "sr", "hadamard": 16, "signs": "per_step"}},
     "few bits": {"all": {"rounding": "sr", "sr_bits": 1, "block": "32x32"}},
     "only wgrad": {"wgrad": {"x": {"rounding": "sr"}}},
+    "nvfp4": {"all": {"format": "nvfp4", "rounding": "sr"}, "wgrad": {"hadamard": 16, "signs": "per_step"}},
 }
 
 
@@ -97,6 +102,7 @@ def test_stochastic_rounding_passes(name, backend):
         (operand_is_ignored, "same bits for another operand", "plain"),
         (seed_is_ignored, "same bits for another seed", "plain"),
         (place_is_ignored, "for a micro-batch", "plain"),
+        (place_but_amax_is_ignored, "for a micro-batch", "nvfp4"),
         (no_prescale, "spread|biased", "tseng"),
     ],
 )

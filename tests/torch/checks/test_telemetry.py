@@ -42,6 +42,11 @@ RECIPES: dict[str, dict[str, Any]] = {
         "wgrad": {"format": "mxfp4", "rounding": "sr"},
     },
     "nothing coincides": apart.FIRST,
+    "nvfp4": {
+        "all": {"format": "nvfp4"},
+        "fprop": {"w": {"block": "16x16"}},
+        "wgrad": {"hadamard": 16, "signs": "fixed", "rounding": "sr"},
+    },
     "wgrad in bf16": {"fprop": {"format": "mxfp4"}, "dgrad": {"format": "bf16"}, "wgrad": {"format": "bf16"}},
 }
 
@@ -94,7 +99,7 @@ def naive(
         nonfinite = 0.0
     else:
         v, q, limit, codes = _block(layer, spec, role, which, source)
-        own = np.abs(v).reshape(*codes.shape, 32).max(axis=2) > 0
+        own = np.abs(v).reshape(*codes.shape, spec.format.k).max(axis=2) > 0
         scales = [float(code) for code in codes[own]]
         low = 100 * np.mean(codes[own] == 0)
         high = 100 * np.mean(codes[own] >= highest_scale(spec.scale_rule, spec.format))
@@ -137,11 +142,14 @@ def _block(layer: Any, spec: OperandSpec, role: GemmRole, which: int, source: An
     if spec.hadamard:
         v = hadamard(v, draw_rotation(spec.hadamard, spec.signs, stream))
     factor = {"E2M1": 3 / 4, "E4M3": 7 / 8, "E5M2": 7 / 8}[format.element.name] if spec.prescale else 1.0
-    whole = mxref.MXArray(stored.codes, stored.scales, v.shape, 1, format=format)
-    q = mxref.dequantize(whole, "float64") / factor
+    tensor = stored.tensor_scale
+    whole = mxref.MXArray(stored.codes, stored.scales, v.shape, 1, format=format, tensor_scale=tensor)
+    q = mxref.dequantize(whole, "float64" if tensor is None else "float32").astype(np.float64) / factor
     largest = {"E2M1": 6.0, "E4M3": 448.0, "E5M2": 57344.0}[format.element.name]
-    unit = np.ldexp(largest / factor, stored.scales.astype(int) - 127)
-    return v.astype(np.float64), q, np.repeat(unit, 32, axis=1), stored.scales
+    unit = largest / factor * np.array(format.scale.values)[stored.scales]
+    if tensor is not None:
+        unit = unit * float(tensor[0]) * (1 + 2.0**-20)
+    return v.astype(np.float64), q, np.repeat(unit, format.k, axis=1), stored.scales
 
 
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
@@ -260,7 +268,7 @@ def run(net: nn.Module, context: Any, measured: bool, steps: int = 2) -> tuple[l
     return held, rows
 
 
-@pytest.mark.parametrize("name", ["sr and random signs", "fp8, delayed", "mixed"])
+@pytest.mark.parametrize("name", ["sr and random signs", "fp8, delayed", "mixed", "nvfp4"])
 def test_nothing_of_the_step_moves(name: str) -> None:
     recipe = recipe_from_table(RECIPES[name])
     (plain, own), (watched, other) = (converted(recipe) for _ in range(2))
@@ -276,7 +284,7 @@ def test_nothing_of_the_step_moves(name: str) -> None:
     assert not watched.second._forward_hooks
 
 
-@pytest.mark.parametrize("name", ["sr and random signs", "fp8, delayed"])
+@pytest.mark.parametrize("name", ["sr and random signs", "fp8, delayed", "nvfp4"])
 def test_the_operands_measured_are_those_that_the_step_multiplies(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,7 +180,16 @@ def test_a_backward_draws_the_bits_of_its_forwards_step():
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("table", [{}, {"all": {"format": "fp8"}}, {"wgrad": {"source": "fprop"}}], ids=str)
+@pytest.mark.parametrize(
+    "table",
+    [
+        {},
+        {"all": {"format": "fp8"}},
+        {"wgrad": {"source": "fprop"}},
+        {"all": {"format": "nvfp4"}, "wgrad": {"source": "fprop"}},
+    ],
+    ids=str,
+)
 def test_recomputation_changes_nothing(table):
     recipe = recipe_of(merge({"all": {"rounding": "sr"}}, table))
     results = []

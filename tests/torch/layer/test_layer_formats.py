@@ -10,11 +10,25 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
-from layer_setup import IN, LAYER, OUT, SEED, build, recipe_of, tensors
-from mxref import Stream, UnsupportedError, quantize
+from layer_setup import (
+    BACKENDS,
+    IN,
+    LAYER,
+    NVFP4,
+    OUT,
+    SEED,
+    STEP,
+    as_numpy,
+    build,
+    recipe_of,
+    recorder,
+    tensors,
+)
+from mxref import Stream, UnsupportedError, get_backend, linear_gemm, load_recipe, quantize
 from mxref.capabilities import every_gemm
 from mxref.errors import RecipeError
 from mxref.formats import BF16, FP8, MXFP4, MXFP8_E4M3, MXFP8_E5M2
+from mxref.formats import NVFP4 as NVFP4_FORMAT
 from mxref.placement import Placement
 from mxref.recipe import GemmProfile
 from mxref.reference import ReferenceBackend
@@ -57,7 +71,7 @@ def test_each_gemm_has_its_own_format():
 
 def test_saved_operands_take_the_memory_of_their_format():
     saved = []
-    for format in (MXFP4, MXFP8_E5M2):
+    for format in (MXFP4, MXFP8_E5M2, NVFP4_FORMAT):
         model, _ = build(recipe_of({"all": {"format": format.name}}))
         x, _ = tensors()
         with torch.autograd.graph.saved_tensors_hooks(
@@ -66,6 +80,47 @@ def test_saved_operands_take_the_memory_of_their_format():
             model(x)
         assert (IN, format.code_bytes(len(x))) in saved
         assert (IN, len(x) // format.k) in saved
+        assert ((1,) in saved) is format.tensor_scale
+        saved.clear()
+
+
+@pytest.mark.clause("linear.roles", "linear.tensor_scale")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_gemms_of_the_recipe_nvfp4_are_those_of_linear_gemm(backend):
+    recipe = load_recipe("nvfp4").by_layer([f"layers.{i}.up" for i in range(8)])["layers.0.up"]
+    assert recipe == replace(recipe_of(NVFP4), keep_bf16=recipe.keep_bf16)
+    model, context = build(recipe_of(NVFP4), backend)
+    context.step = STEP
+    x, dy = tensors()
+    y = model(x)
+    y.backward(dy)
+    w, x_, dy_ = (as_numpy(t) for t in (model.layer.weight, x, dy))
+    for role, a, b, got in (
+        (GemmRole.FPROP, x_, w, y),
+        (GemmRole.DGRAD, dy_, w, x.grad),
+        (GemmRole.WGRAD, dy_, x_, model.layer.weight.grad),
+    ):
+        want = linear_gemm(role, a, b, recipe, get_backend("reference"), Stream(SEED, STEP, LAYER))
+        assert as_numpy(got).tobytes() == want.tobytes(), role
+
+
+@pytest.mark.clause("linear.tensor_scale")
+def test_each_micro_batch_and_each_axis_has_a_scale_of_its_own_and_the_weight_one():
+    watched = recorder("reference")
+    model, context = build(recipe_of(NVFP4), watched)
+    context.step, context.global_tokens = STEP, 64
+    x, dy = tensors()
+    with torch.no_grad():
+        x[40, 3] = 50.0
+        dy[3, 40] = 70.0
+    for context.token_origin in (0, 32):
+        part = slice(context.token_origin, context.token_origin + 32)
+        model(x[part]).backward(dy[part])
+    scales = {operand: [float(q.tensor_scale[0]) for q in seen] for operand, seen in watched.seen.items()}
+    assert scales[0][0] < scales[0][1] == pytest.approx(50 / 2688)
+    assert scales[2][1] < scales[2][0] == pytest.approx(70 / 2688)
+    assert scales[4][0] != scales[2][0]  # after the transform along the tokens
+    assert scales[1] == scales[3] == scales[1][:1] * 2
 
 
 def test_both_operands_share_the_kind_of_format():

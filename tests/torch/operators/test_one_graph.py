@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 
-RECIPES = ("fp8", "mxfp4_h16", "tseng", "nvfp4_style")
+RECIPES = ("fp8", "mxfp4_h16", "tseng", "nvfp4_style", "nvfp4 with mxfp4")
 BLOCKS, TOKENS = 4, 64
 
 

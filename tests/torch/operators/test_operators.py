@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 
 from torch import library, nn
 
-from layer_setup import SEED, TABLES, Laying, build, quantize_calls, recipe_of, tensors
+from layer_setup import NVFP4, SEED, TABLES, Laying, build, quantize_calls, recipe_of, tensors
 from mxref import get_backend
 from mxref.errors import UnsupportedError
 from mxref.reference import ReferenceBackend
@@ -54,8 +54,8 @@ def samples():
     )
     laying = operators.register_backend(Laying())
     for name in (key, laying):
-        yield blocks.prepare, (*b, name, spec, 64, "ordered")
-        layout = blocks.prepare(*b, name, spec, 64, "ordered")
+        yield blocks.prepare, (b, name, spec, 64, "ordered")
+        layout = blocks.prepare(b, name, spec, 64, "ordered")
         assert len(layout) == 3 * (name == laying)
         for out in ("float32", "bfloat16"):
             treatment = name, spec, spec, 64, "ordered", out, "fprop", None
@@ -64,6 +64,16 @@ def samples():
             blocks.add_product,
             (torch.randn(64, 32), list(a), [*b, *layout], name, spec, spec, 64, "ordered", "wgrad", None),
         )
+    nvfp4 = operators.spec_text(recipe_of(NVFP4).wgrad.dy)
+    both = x, place, key, nvfp4, rotated, stream, other, operators.WHOLE, False
+    yield blocks.tensor_amax, both
+    yield blocks.quantize, (*both, 2 * blocks.tensor_amax(*both))
+    q = blocks.quantize(x, place, laying, nvfp4, "", stream, None, operators.WHOLE, True)
+    yield blocks.dequantize, (q, laying, nvfp4)
+    yield blocks.prepare, (q, laying, nvfp4, 64, "ordered")
+    layout = blocks.prepare(q, laying, nvfp4, 64, "ordered")
+    treatment = laying, nvfp4, nvfp4, 64, "ordered", "float32", "fprop", None
+    yield blocks.scaled_gemm, (q, [*q, *layout], *treatment)
     yield dense.dense_gemm, (x.bfloat16().t(), x.bfloat16().t(), "wgrad", None)
 
 

@@ -38,7 +38,7 @@ from mxref_torch.operators import blocks
 _SLAB = 1 << 22
 """Elements compared at a time: float64 copies of a whole tensor would need several times its memory."""
 
-_FP8_SLACK = 1 + 2.0**-20
+_SLACK = 1 + 2.0**-20
 """The scale of a tensor and its inverse are rounded to float32, so its largest element may seem to be beyond it."""
 
 
@@ -124,7 +124,7 @@ class Rounded:
     """[rows, columns] before the rounding. Of a block format the contraction axis is the last, padded and transformed.
     Of other formats the axes are those of the tensor."""
     result: torch.Tensor
-    """The same after the rounding, in a type that holds it exactly."""
+    """The same after the rounding, in a type that holds it exactly; under a scale of the tensor rounded to float32."""
     format: OperandFormat
     largest: float
     """Largest magnitude of an element, in its own units."""
@@ -134,6 +134,8 @@ class Rounded:
     """Divisor that makes a result in blocks comparable with the source."""
     scales: torch.Tensor | None = None
     """Scale codes [rows, columns / k] of a block format."""
+    tensor_scale: torch.Tensor | float = 1.0
+    """The scale of the tensor above them, made larger by the slack of its rounding."""
 
     def slabs(self, unit: int = 1, elements: int = _SLAB) -> Iterator[Slab]:
         """Yield the rows in parts of about so many elements, a multiple of `unit` rows each but for the last.
@@ -141,7 +143,9 @@ class Rounded:
         Parts of a block format are [rows, blocks, k], and have limit and validity of their blocks.
         """
         rows = max(1, elements // max(1, self.source.shape[-1]) // unit) * unit
-        format, limit = self.format, torch.as_tensor(self.largest * self.inverse * _FP8_SLACK)
+        format, limit = self.format, torch.as_tensor(self.largest * self.inverse * _SLACK)
+        if isinstance(format, BlockFormat):
+            values = torch.tensor(format.scale.values, dtype=torch.float64, device=self.source.device)
         for at in range(0, len(self.source), rows):
             v, q = self.source[at : at + rows], self.result[at : at + rows]
             if self.scales is None:
@@ -150,7 +154,7 @@ class Rounded:
             else:
                 assert isinstance(format, BlockFormat)
                 scales = self.scales[at : at + rows].unsqueeze(2)  # [rows, blocks, 1]
-                limits = torch.exp2(scales.double() - format.scale.bias) * (self.largest / self.prescale)
+                limits = values[scales.long()] * (self.largest / self.prescale) * self.tensor_scale
                 v, q = (torch.unflatten(each, 1, (-1, format.k)).double() for each in (v, q))
                 yield v, q / self.prescale, limits, scales != format.scale.nan_code
 
@@ -179,7 +183,7 @@ def as_rounded(
     format, impl = spec.format, layer.context.backend
     length = operand.scales.shape[1] * format.k
     text = operators.spec_text(spec)
-    result = blocks.dequantize(operand.codes, operand.scales, layer.context.backend_key, text)  # [rows, K]
+    result = blocks.dequantize(operand.saved(), layer.context.backend_key, text)  # [rows, K]
     own = OPERANDS[role][which]
     source = (values.t() if own.axis == 0 else values).float()
     source = torch.nn.functional.pad(source, (0, length - source.shape[1])).contiguous()  # [rows, K]
@@ -189,11 +193,17 @@ def as_rounded(
         turned = impl.hadamard(to_backend(source, impl), rotation.n, rotation.signs, axis=1)
         source = from_backend(turned, impl)
     prescale = format.element.prescale if spec.prescale else 1.0
-    return Rounded(source, result, format, format.element.max_value, prescale=prescale, scales=operand.scales)
+    scale = 1.0 if operand.tensor_scale is None else operand.tensor_scale.double() * _SLACK
+    return Rounded(
+        source, result, format, format.element.max_value, prescale=prescale, scales=operand.scales,
+        tensor_scale=scale,
+    )  # fmt: skip
 
 
 def highest_scale(rule: ScaleRule, format: BlockFormat) -> int:
-    """Return the largest byte that a scale rule gives, that of the largest finite float32."""
+    """Return the largest byte that a scale rule gives, as that of the largest finite float32 for powers of two."""
+    if not format.scale.powers:
+        return format.scale.max_code
     return int(scale_code(np.array([0x7F7FFFFF], np.uint32), rule, format.element)[0])
 
 

@@ -75,20 +75,16 @@ def _rounded(
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Round as `mxref.conformance.sr_statistics.Rounder` says, beside an operand along the other axis if it has one."""
     device = min(backend.capabilities.devices, key=lambda name: (name != "cpu", name))
-    batch_place = operators.batch_place(stream.step, first, len(x))
+    tokens, batch_place = torch.from_numpy(x).to(device), operators.batch_place(stream.step, first, len(x))
     words = operators.stream_words(stream.seed, stream.layer, stream.operand)
     # The other operand is not looked at. Without a Hadamard transform it takes any number of copies.
     other = "" if beside is None else operators.spec_text(replace(beside, **UNTURNED))
     texts, streams = (operators.spec_text(spec), other), (words, words if beside else None)
     order = 1 if axis == 1 else -1  # the one along axis 1 goes first
-    made = blocks.quantize(
-        torch.from_numpy(x[first:]).to(device),
-        batch_place,
-        operators.register_backend(backend),
-        *texts[::order],
-        *streams[::order],
-        operators.WHOLE,
-        True,
-    )
-    codes, scales = made[:2] if axis == 1 else made[-2:]
+    request = (
+        batch_place, operators.register_backend(backend), *texts[::order], *streams[::order], operators.WHOLE, True
+    )  # fmt: skip
+    # A scale of the tensor is that of all tokens: under another one the same bits round to other codes.
+    made = blocks.quantize(tokens[first:], *request, blocks.tensor_amax(tokens, *request))
+    codes, scales = (made if axis == 1 else made[-2 - operators.block_format(spec).tensor_scale :])[:2]
     return unpack(codes.cpu().numpy(), operators.block_format(spec).element), scales.cpu().numpy()

@@ -73,12 +73,13 @@ def _recorded_quantization(call: Quantized, part: Part, where: dict[str, str]) -
     shape = call.placement.global_shape or tuple(call.x.shape)
     # The policy "raise" has been applied already; here only the bits matter.
     spec = replace(call.spec, nonfinite=Nonfinite.NAN_BLOCK)
-    request = Request(x, spec, call.axis, call.stream, origin, shape, call.pad)
+    amax = None if call.placement.amax is None else float(call.placement.amax[0])
+    request = Request(x, spec, call.axis, call.stream, origin, shape, call.pad, amax=amax)
     rows, along = part if call.axis == 1 else part[::-1]
     start, stop, made = along.start, along.start + request.plan.length, call.q.format
     codes = call.q.codes[rows, made.code_bytes(start) : made.code_bytes(stop)]
     scales = call.q.scales[rows, start // made.k : stop // made.k]
-    return RecordedQuantization(where, request, _host(codes), _host(scales))
+    return RecordedQuantization(where, request, _host(codes), _host(scales), _host_scale(call.q))
 
 
 def _recorded_product(call: Multiplied, part: Part, where: dict[str, str]) -> RecordedProduct:
@@ -91,7 +92,13 @@ def _recorded_product(call: Multiplied, part: Part, where: dict[str, str]) -> Re
 
 def _rows(q: MXArray, rows: slice) -> MXArray:
     codes, scales = _host(q.codes[rows]), _host(q.scales[rows])
-    return MXArray(codes, scales, (len(codes), q.shape[1]), 1, q.block, q.prescale, q.rotation, q.format)
+    return MXArray(
+        codes, scales, (len(codes), q.shape[1]), 1, q.block, q.prescale, q.rotation, q.format, _host_scale(q)
+    )
+
+
+def _host_scale(q: MXArray) -> NDArray[Any] | None:
+    return None if q.tensor_scale is None else _host(q.tensor_scale)
 
 
 def _host(array: Any) -> NDArray[Any]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -195,17 +196,14 @@ def require_supported(backend: Backend, recipe: Recipe, seed: int = 0) -> None:
                 f"backend {backend.name!r} does not declare {recipe.gemm} of {operators.formats_text(a, b)} in gemms, "
                 f"which {role.value} needs; set gemm = {min(profiles).value!r} in the recipe, or choose another backend"
             )
-        for made in (a, b):
-            if made.tensor_scale:
-                raise UnsupportedError(
-                    f"{role.value} asks for {made.title}, which has a scale of the tensor, and layers hold none: "
-                    "mxref.linear_gemm computes it, one GEMM at a time"
-                )
         backend.capabilities.require(backend.name, "gemms", (recipe.gemm, a, b))
         for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
             unit = operators.block_unit(spec)
             source = torch.empty((unit, unit), device="meta")
-            placement = Placement(Stream(seed, 0, 0, operand.id))
+            amax = None
+            if operators.block_format(spec).tensor_scale:
+                amax = backend.from_numpy(np.zeros(1, np.float32))  # there are no values
+            placement = Placement(Stream(seed, 0, 0, operand.id), amax=amax)
             backend.plan(source, spec, axis=operand.axis, placement=placement)
 
 

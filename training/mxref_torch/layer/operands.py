@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Self
 
 import numpy as np
@@ -43,6 +44,8 @@ class LayerGemm:
     """Treatments of the two operands, from `spec_text`."""
     streams: list[torch.Tensor]
     """Their random streams, from `stream_words`."""
+    tensor_scales: list[bool]
+    """Whether their formats have a scale of the tensor."""
     common: list[bool]
     """Whether layers may have them in common, and a GEMM reads a layout of its first operand too."""
     profile: GemmProfile
@@ -190,24 +193,36 @@ class BlockOperand(Operand):
     """A tensor in a block format, packed along the contraction axis of its GEMM."""
 
     def __init__(
-        self, codes: torch.Tensor, scales: torch.Tensor, layout: Sequence[torch.Tensor] = ()
+        self,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        tensor_scale: torch.Tensor | None = None,
+        layout: Sequence[torch.Tensor] = (),
     ) -> None:
-        self.codes, self.scales, self.layout = codes, scales, list(layout)
+        self.codes, self.scales, self.tensor_scale, self.layout = codes, scales, tensor_scale, list(layout)
 
     @classmethod
     def make(
         cls, layer: Any, name: str, values: torch.Tensor, batch_place: torch.Tensor, readers: Sequence[Reader]
     ) -> Sequence[Self]:
-        """Quantize along the axis of each reader; two readers share one read of the tensor."""
+        """Quantize along the axis of each reader; two readers share one read of the tensor.
+
+        Implements: linear.tensor_scale
+        """
         texts, streams = {1: "", 0: ""}, dict.fromkeys((1, 0))
         for gemm, which in readers:
             axis = OPERANDS[gemm.role][which].axis
             texts[axis], streams[axis] = gemm.texts[which], gemm.streams[which]
         key, tokens = readers[0][0].context.backend_key, name != "w"
-        stored = blocks.quantize(
+        request = (
             values, batch_place, key, *texts.values(), *streams.values(), layer.regions[name], tokens
-        )
-        made = [cls(*stored[at : at + 2]) for at in range(0, len(stored), 2)]
+        )  # fmt: skip
+        scaled = [gemm.tensor_scales[which] for gemm, which in readers]
+        amax = None
+        if any(scaled) and layer.split is not None and name in layer.split.tensors:
+            amax = layer.split.largest(blocks.tensor_amax(*request))
+        stored = iter(blocks.quantize(*request, amax))
+        made = [cls(*islice(stored, 2 + with_scale)) for with_scale in scaled]
         first = readers[0][0]
         if name == "x" and first.role is GemmRole.FPROP and _is_common(values, readers):
             made[0].layout = made[0]._laid_out(first, 0, values.shape[1])
@@ -220,20 +235,22 @@ class BlockOperand(Operand):
         return signs or (spec.rounding is Rounding.SR and not backend.capabilities.native_sr)
 
     def saved(self) -> tuple[torch.Tensor, ...]:
-        """Return codes and scale codes."""
-        return self.codes, self.scales
+        """Return codes and scale codes, and the scale of the tensor where there is one."""
+        stored = self.codes, self.scales
+        return stored if self.tensor_scale is None else (*stored, self.tensor_scale)
 
     def prepared(self, gemm: LayerGemm, length: int) -> Self:
         """Add the layout that the backend's GEMM reads in place of the codes, if it has one."""
-        return type(self)(self.codes, self.scales, self._laid_out(gemm, 1, length))
+        layout = self._laid_out(gemm, 1, length)
+        return type(self)(self.codes, self.scales, self.tensor_scale, layout)
 
     def _laid_out(self, gemm: LayerGemm, which: int, length: int) -> Any:
         treatment = gemm.context.backend_key, gemm.texts[which], length, gemm.profile.value
-        return blocks.prepare(self.codes, self.scales, *treatment)
+        return blocks.prepare(self.saved(), *treatment)
 
     def values(self, gemm: LayerGemm, which: int) -> Any:
         """Return the values of Fprop's operand number `which`, float32."""
-        return blocks.dequantize(self.codes, self.scales, gemm.context.backend_key, gemm.texts[which])
+        return blocks.dequantize(self.saved(), gemm.context.backend_key, gemm.texts[which])
 
     def product(self, other: Self, gemm: LayerGemm, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Multiply by the backend's scaled GEMM."""
@@ -246,7 +263,7 @@ class BlockOperand(Operand):
 
     def _pair(self, other: Self, gemm: LayerGemm, length: int) -> tuple[Any, ...]:
         """Return both operands as the operators of products take them, and how they were made."""
-        a, b = ([operand.codes, operand.scales, *operand.layout] for operand in (self, other))
+        a, b = ([*operand.saved(), *operand.layout] for operand in (self, other))
         return a, b, gemm.context.backend_key, *gemm.texts, length, gemm.profile.value
 
 
@@ -267,7 +284,7 @@ def width_units(recipe: Recipe) -> Iterator[tuple[int, int, GemmRole, OperandSpe
             continue
         for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
             tiled = _WIDTHS[operand.tensor] if spec.block.is_tile else ()
-            needs = dict.fromkeys(tiled, operators.block_format(spec).k)
+            needs = dict.fromkeys(tiled, spec.block.rows)
             if role in _CONTRACTED:
                 needs[_CONTRACTED[role]] = operators.block_unit(spec)
             for axis, unit in needs.items():
@@ -288,6 +305,7 @@ def layer_gemms(
             streams=[
                 context.stream(index, o.id, spec) for o, spec in zip(OPERANDS[role], specs, strict=True)
             ],
+            tensor_scales=[getattr(spec.format, "tensor_scale", False) for spec in specs],
             common=[
                 context.backend.reads_left_layouts and not operators.draws_by_layer(spec) for spec in specs
             ],

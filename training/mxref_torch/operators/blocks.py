@@ -1,12 +1,17 @@
 """Operators of block formats: they make operands along one axis of a matrix or along both, and multiply them.
 
+An operand travels as its tensors: packed codes uint8 [rows, K * bits / 8], scale codes uint8 [rows, K / k], and, where
+the format has a scale of the tensor, that scale, float32 [1]. What `prepare` made of them may follow.
+
 The function before each operator gives compilers the shapes and types of its results: change both together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +41,7 @@ from mxref_torch.operators import (
 
 
 def _empty(x: torch.Tensor, row_spec: str, column_spec: str) -> list[torch.Tensor]:
-    """Return codes and scale codes of the right shapes, without values."""
+    """Return the tensors of one or two operands, of the right shapes and without values."""
     made = []
     for axis, treatment in (
         (axis, parse_spec(text)) for axis, text in ((1, row_spec), (0, column_spec)) if text
@@ -45,7 +50,70 @@ def _empty(x: torch.Tensor, row_spec: str, column_spec: str) -> list[torch.Tenso
         length = -(-x.shape[axis] // unit) * unit
         shapes = (x.shape[1 - axis], format.code_bytes(length)), (x.shape[1 - axis], length // format.k)
         made += [x.new_empty(shape, dtype=torch.uint8) for shape in shapes]
+        made += [x.new_empty(1, dtype=torch.float32)] * format.tensor_scale
     return made
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A quantization along one axis."""
+
+    axis: int
+    spec: OperandSpec
+    placement: Placement
+    pad: bool
+
+    def amax(self, x: Any, impl: Backend) -> Any:
+        """Return the largest finite magnitude of a matrix after signs and transform, float32 [1] of the backend.
+
+        Implements: linear.tensor_scale
+        """
+        whole = replace(self.placement, origin=None, global_shape=None)
+        return impl.plan(x, self.spec, axis=self.axis, placement=whole, pad=self.pad).tensor_amax
+
+
+def _requests(
+    x: torch.Tensor,
+    batch_place: torch.Tensor,
+    texts: tuple[str, str],
+    streams: tuple[torch.Tensor | None, torch.Tensor | None],
+    region: torch.Tensor,
+    tokens: bool,
+) -> list[_Request]:
+    """Return the quantizations that are asked for, along axis 1 and then along axis 0."""
+    made = []
+    for axis, text, stream in zip((1, 0), texts, streams, strict=True):
+        if stream is not None:
+            spec = parse_spec(text)
+            placement = _placement(x, batch_place, spec, stream, region, tokens)
+            made.append(_Request(axis, spec, placement, tokens and axis == 0))
+    return made
+
+
+@operator(like=lambda x: x.new_empty(2, dtype=torch.float32))
+def tensor_amax(
+    x: torch.Tensor,
+    batch_place: torch.Tensor,
+    backend: str,
+    row_spec: str,
+    column_spec: str,
+    row_stream: torch.Tensor | None,
+    column_stream: torch.Tensor | None,
+    region: torch.Tensor,
+    tokens: bool,
+) -> torch.Tensor:
+    """Return the largest finite magnitudes of a matrix from which the scales of the tensor follow, float32 [2].
+
+    Args and order are those of `quantize`: along axis 1 and along axis 0, after signs and transform; 0 where no
+    operand with a scale of the tensor is asked for. Ranks that share a tensor take the largest of theirs.
+    """
+    impl, found = backends[backend], x.new_zeros(2, dtype=torch.float32)
+    requests = _requests(x, batch_place, (row_spec, column_spec), (row_stream, column_stream), region, tokens)
+    filled = _whole_blocks(x, requests[-1])
+    for request in requests:
+        if block_format(request.spec).tensor_scale:
+            found[1 - request.axis] = from_backend(request.amax(to_backend(filled, impl), impl), impl)[0]
+    return found
 
 
 @operator(like=_empty)
@@ -59,6 +127,7 @@ def quantize(
     column_stream: torch.Tensor | None,
     region: torch.Tensor,
     tokens: bool,
+    amax: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """Return a matrix in block formats along axis 1, along axis 0, or both from one read where the backend has it.
 
@@ -73,31 +142,43 @@ def quantize(
         region: where `x` lies in the layer's whole tensor, from `region_words`.
         tokens: whether axis 0 is tokens, as in activations and gradients. `batch_place` then says where they lie, and
             blocks along them are filled up with zeros.
+        amax: of the whole tensors of which `x` is a part, as of `tensor_amax`; None: those of `x` itself.
 
     Returns:
-        For axis 1 and then for axis 0 packed codes uint8 [rows, K * bits / 8] and scale codes uint8 [rows, K / k],
-        block axis last, K its padded length.
+        The tensors of the operand along axis 1 and then of that along axis 0: block axis last, K its padded length.
     """
-    impl, axes, specs, placements = backends[backend], [], [], []
-    for axis, text, stream in ((1, row_spec, row_stream), (0, column_spec, column_stream)):
-        if stream is not None:
-            axes.append(axis)
-            specs.append(parse_spec(text))
-            placements.append(_placement(x, batch_place, specs[-1], stream, region, tokens))
-    filled = _whole_blocks(x, specs[-1], placements[-1]) if tokens and axes[-1] == 0 else x
-    source, pads = to_backend(filled, impl), [tokens and axis == 0 for axis in axes]
-    if len(axes) == 2:
-        (row, column), (first, second) = specs, placements
+    impl = backends[backend]
+    requests = _requests(x, batch_place, (row_spec, column_spec), (row_stream, column_stream), region, tokens)
+    filled = _whole_blocks(x, requests[-1])
+    source = to_backend(filled, impl)
+    for i, request in enumerate(requests):
+        if block_format(request.spec).tensor_scale:
+            at = 1 - request.axis
+            own = request.amax(source, impl) if amax is None else to_backend(amax[at : at + 1], impl)
+            requests[i] = replace(request, placement=replace(request.placement, amax=own))
+    if len(requests) == 2:
+        row, column = requests
         made: tuple[MXArray, ...] = impl.quantize_dual(
-            source, (row, column), placements=(first, second), pads=(False, tokens)
+            source,
+            (row.spec, column.spec),
+            placements=(row.placement, column.placement),
+            pads=(False, tokens),
         )
     else:
-        made = (impl.quantize(source, specs[0], axis=axes[0], placement=placements[0], pad=pads[0]),)
+        (one,) = requests
+        made = (impl.quantize(source, one.spec, axis=one.axis, placement=one.placement, pad=one.pad),)
     for watcher in watchers:
-        for call in zip(specs, axes, placements, pads, made, strict=True):
-            watcher.quantized(Quantized(impl, filled, *call))
-    results = [from_backend(stored, impl) for q in made for stored in (q.codes, q.scales)]
-    return [t[: x.shape[0]] for t in results[:2]] + results[2:] if len(axes) == 2 else results
+        for each, q in zip(requests, made, strict=True):
+            watcher.quantized(Quantized(impl, filled, each.spec, each.axis, each.placement, each.pad, q))
+    results = [[from_backend(part, impl) for part in stored(q)] for q in made]
+    if len(requests) == 2:  # the rows that were added for the other axis
+        results[0][:2] = [t[: x.shape[0]] for t in results[0][:2]]
+    return [t for tensors in results for t in tensors]
+
+
+def stored(q: MXArray) -> list[Any]:
+    """Return the arrays of an operand."""
+    return [q.codes, q.scales] + ([] if q.tensor_scale is None else [q.tensor_scale])
 
 
 def _placement(
@@ -129,12 +210,12 @@ def _placement(
     return Placement(source, (row, column), whole, step=step_on_device())
 
 
-def _whole_blocks(x: torch.Tensor, spec: OperandSpec, placement: Placement) -> torch.Tensor:
+def _whole_blocks(x: torch.Tensor, request: _Request) -> torch.Tensor:
     """Return a matrix whose tokens, along axis 0, fill whole blocks: with zeros, where others may follow in the step.
 
     A backend itself fills up the end of a step alone.
     """
-    missing = -x.shape[0] % block_unit(spec)
+    placement, missing = request.placement, -x.shape[0] % block_unit(request.spec) if request.pad else 0
     if not missing or placement.global_shape is None or placement.origin is None:
         return x
     ends = placement.origin[0] + x.shape[0] >= placement.global_shape[0]
@@ -142,29 +223,27 @@ def _whole_blocks(x: torch.Tensor, spec: OperandSpec, placement: Placement) -> t
 
 
 def _empty_layout(
-    codes: torch.Tensor, scales: torch.Tensor, backend: str, spec: str, length: int, profile: str
+    q: Sequence[torch.Tensor], backend: str, spec: str, length: int, profile: str
 ) -> list[torch.Tensor]:
-    shapes = tuple(tuple(int(n) for n in t.shape) for t in (codes, scales))
-    parts = _layout_of(backends[backend], shapes, spec, int(length), profile)
-    return [codes.new_empty(shape, dtype=dtype) for shape, dtype in parts]
+    shapes = tuple(tuple(int(n) for n in t.shape) for t in q)
+    layout = _layout_of(backends[backend], shapes, spec, int(length), profile)
+    return [q[0].new_empty(shape, dtype=dtype) for shape, dtype in layout]
 
 
 @operator(like=_empty_layout)
 def prepare(
-    codes: torch.Tensor, scales: torch.Tensor, backend: str, spec: str, length: int, profile: str
+    q: Sequence[torch.Tensor], backend: str, spec: str, length: int, profile: str
 ) -> list[torch.Tensor]:
     """Return the layout that a backend's GEMM reads in place of an operand's codes: none where it reads codes.
 
-    `codes`, `scales` and `spec` are as in `quantize`, `length` and `profile` as in `scaled_gemm`.
+    `q` has the operand's tensors, `spec` is as in `quantize`, `length` and `profile` as in `scaled_gemm`.
     """
     impl = backends[backend]
-    prepared = impl.prepare(
-        _operand(codes, scales, parse_spec(spec), length, impl), profile=GemmProfile(profile)
-    )
+    prepared = impl.prepare(_operand(q, parse_spec(spec), length, impl), profile=GemmProfile(profile))
     if not isinstance(prepared, PreparedArray):
         return []
     # An operator's results must not share memory with its arguments or with each other.
-    taken = {t.untyped_storage().data_ptr() for t in (codes, scales)}
+    taken = {t.untyped_storage().data_ptr() for t in q}
     layout = []
     for part in prepared.layout:
         tensor = from_backend(part, impl)
@@ -182,9 +261,9 @@ def _layout_of(
     treatment = parse_spec(spec)
     # Its kernels read memory, so real memory is allocated.
     with unset_fake_temporarily():
-        codes, scales = (impl.from_numpy(np.zeros(shape, np.uint8)) for shape in shapes)
-        shape, format = (shapes[0][0], length), block_format(treatment)
-        q = MXArray(codes, scales, shape, 1, prescale=treatment.prescale, format=format)
+        zeros = [np.zeros(shape, np.uint8) for shape in shapes[:2]]
+        zeros += [np.zeros(shape, np.float32) for shape in shapes[2:]]
+        q = _array([impl.from_numpy(each) for each in zeros], treatment, (shapes[0][0], length))
         prepared = impl.prepare(q, profile=GemmProfile(profile))
         layout = prepared.layout if isinstance(prepared, PreparedArray) else ()
         return [(t.shape, t.dtype) for t in (from_backend(part, impl) for part in layout)]
@@ -210,7 +289,7 @@ def scaled_gemm(
     """Return A B^T [M, N] of two operands quantized along the contraction axis, and count it.
 
     Args:
-        a: codes uint8 [M, K * bits / 8], scale codes uint8 [M, K / k], and what `prepare` made of them, or nothing.
+        a: the operand's tensors, with M rows, and what `prepare` made of them, or nothing.
         b: likewise, with N rows.
         backend: key from `register_backend`.
         a_spec: treatment that made A, from `spec_text`.
@@ -254,17 +333,17 @@ def add_product(
     count(tally, role, (first.format, second.format), a[0].shape[0], length)
 
 
-def _empty_values(codes: torch.Tensor, scales: torch.Tensor, spec: str) -> torch.Tensor:
-    length = scales.shape[1] * block_format(parse_spec(spec)).k
-    return codes.new_empty((codes.shape[0], length), dtype=torch.float32)
+def _empty_values(q: Sequence[torch.Tensor], spec: str) -> torch.Tensor:
+    rows, blocks = q[1].shape
+    return q[0].new_empty((rows, blocks * block_format(parse_spec(spec)).k), dtype=torch.float32)
 
 
 @operator(like=_empty_values)
-def dequantize(codes: torch.Tensor, scales: torch.Tensor, backend: str, spec: str) -> torch.Tensor:
+def dequantize(q: Sequence[torch.Tensor], backend: str, spec: str) -> torch.Tensor:
     """Return the values of a matrix that was quantized along axis 1 and not padded, float32 [M, K]."""
     impl, treatment = backends[backend], parse_spec(spec)
-    q = _operand(codes, scales, treatment, scales.shape[1] * block_format(treatment).k, impl)
-    return from_backend(impl.dequantize(q, "float32"), impl)
+    array = _operand(q, treatment, q[1].shape[1] * block_format(treatment).k, impl)
+    return from_backend(impl.dequantize(array, "float32"), impl)
 
 
 @operator(like=lambda product, out_dtype: torch.empty_like(product, dtype=getattr(torch, out_dtype)))
@@ -287,24 +366,26 @@ def _operands(
     profile: str,
 ) -> tuple[MXArray, MXArray]:
     """Return both operands of a product as the backend takes them."""
-    specs = parse_spec(texts[0]), parse_spec(texts[1])
     made = []
-    for (codes, scales, *layout), spec in zip((a, b), specs, strict=True):
-        q = _operand(codes, scales, spec, length, impl)
-        if layout:
-            parts = tuple(to_backend(part, impl) for part in layout)
-            q = PreparedArray.of(q, impl.name, profile, parts)
+    for tensors, text in zip((a, b), texts, strict=True):
+        spec = parse_spec(text)
+        own = 2 + block_format(spec).tensor_scale
+        q = _operand(tensors[:own], spec, length, impl)
+        if layout := tuple(to_backend(part, impl) for part in tensors[own:]):
+            q = PreparedArray.of(q, impl.name, profile, layout)
         made.append(q)
     return made[0], made[1]
 
 
-def _operand(
-    codes: torch.Tensor, scales: torch.Tensor, spec: OperandSpec, length: int, impl: Backend
-) -> MXArray:
-    """Return an operand as the backend takes it.
+def _operand(tensors: Sequence[torch.Tensor], spec: OperandSpec, length: int, impl: Backend) -> MXArray:
+    """Return an operand as the backend takes it."""
+    return _array([to_backend(t, impl) for t in tensors], spec, (tensors[0].shape[0], length))
+
+
+def _array(tensors: Sequence[Any], spec: OperandSpec, shape: tuple[int, int]) -> MXArray:
+    """Return an operand of a backend's arrays.
 
     The random signs need not travel: one spec and one stream per GEMM role gave both operands the same.
     """
-    stored = to_backend(codes, impl), to_backend(scales, impl)
-    shape, format = (codes.shape[0], length), block_format(spec)
-    return MXArray(*stored, shape, 1, spec.block, spec.prescale, format=format)
+    codes, scales, *scale = tensors
+    return MXArray(codes, scales, shape, 1, spec.block, spec.prescale, None, block_format(spec), *scale)

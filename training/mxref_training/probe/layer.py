@@ -153,7 +153,7 @@ def split_row(captured: Captured, seen: Rounded, spec: OperandSpec, role: GemmRo
     """Return the error of an operand: by cause, and in the mean of its Hadamard groups."""
     height, rotation = 1, None
     if isinstance(spec.format, BlockFormat):
-        height = spec.format.k if spec.block.is_tile else 1
+        height = spec.block.rows
         if spec.hadamard:
             layer, operand = captured.layer, OPERANDS[role][which]
             stream = Stream(layer.context.seed, captured.step, layer.index, operand.id)
