@@ -1,4 +1,4 @@
-"""`mxref vectors`: list the golden vectors, and verify them with the reference."""
+"""`mxref vectors`: list the golden vectors, verify them with the reference, and write them for C."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ _FORMAT = click.option(
 
 @click.group()
 def vectors() -> None:
-    """List or verify the golden vectors.
+    """List or verify the golden vectors, or write them for C.
 
     \b
     Examples:
       mxref vectors list
       mxref vectors verify
+      mxref vectors c here
     """  # noqa: D301 - the character \\b tells click to keep the lines that follow
 
 
@@ -100,3 +101,27 @@ def verify(directory: Path | None, made: str | None) -> None:
             click.echo(f"  and {len(mismatches) - _SHOWN} more")
     if wrong:
         click.get_current_context().exit(EXIT_MISMATCH)
+
+
+@vectors.command("c")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@_DIRECTORY
+def c_table(folder: Path, directory: Path | None) -> None:
+    """Write mxref.h into FOLDER, with the vectors as a table in C and a program that checks.
+
+    mxref.h has scales, elements, packing, random bits, transforms and dot products of every format, in
+    integers of C99. The program holds it to the vectors, or your own functions in its place.
+
+    \b
+    Examples:
+      mxref vectors c here
+      cd here && cc -O2 check_vectors.c -o check_vectors && ./check_vectors
+    """  # noqa: D301 - the character \\b tells click to keep the lines that follow
+    from mxref.terminal import echo
+    from mxref.vectors.c_table import write_c
+
+    written, left_out = write_c(folder, directory)
+    echo(
+        f"{written:,} vectors, mxref.h and check_vectors.c in {folder}; {left_out:,} are left out: digests of large "
+        "results, and the GEMM profiles exact and bounded"
+    )
