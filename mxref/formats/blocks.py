@@ -122,7 +122,10 @@ class TensorFormat(OperandFormat):
 
 @dataclass(frozen=True, repr=False)
 class BlockFormat(OperandFormat):
-    """A block of `k` elements under one shared scale; RecipeError unless k is a power of two, 4 at least."""
+    """A block of `k` elements under one shared scale.
+
+    RecipeError unless k is a power of two, 4 at least, and codes of the element can be packed.
+    """
 
     element: ElementFormat
     scale: ScaleFormat
@@ -136,6 +139,11 @@ class BlockFormat(OperandFormat):
         if self.k < 4 or self.k & self.k - 1:
             raise RecipeError(
                 f"block format {self.name!r}: k = {self.k} is no power of two of at least 4; 16 and 32 are in use"
+            )
+        if self.element.bits not in (4, 6, 8):
+            raise RecipeError(
+                f"block format {self.name!r}: no packing exists for the {self.element.bits} bits of "
+                f"{self.element.name}; take an element of 4, 6 or 8 bits, the sign included"
             )
         if self.tensor_scale and self.scale.powers:
             raise RecipeError(

@@ -79,8 +79,7 @@ class ElementFormat:
     @cached_property
     def precision(self) -> int:
         """Bits behind the leading one of the largest magnitudes: the mantissa bits of a floating-point format."""
-        step = self.max_value - self.magnitudes[-2]
-        return self.max_exponent - (math.frexp(step)[1] - 1)
+        return self.mantissa_bits if self.exponent_bits else self.max_code.bit_length() - 1
 
     @cached_property
     def unit_exponent(self) -> int:

@@ -110,6 +110,38 @@ def test_after_the_edits_of_the_page_its_checks_pass(tree):
     assert done.returncode == 0, done.stderr
 
 
+def test_the_block_formats_that_the_page_names_need_no_edit_but_that_of_their_table(tree):
+    made = re.findall(r'`(BlockFormat\("(\w+)", [^`]+\))`', PAGE)
+    assert [name for _, name in made] == ["mxfp4_k16", "fp4_ue5m3"]
+    path = tree / "mxref" / "formats" / "blocks.py"
+    text = path.read_text().replace("scales import E8M0, UE4M3,", "scales import E8M0, UE4M3, UE5M3,")
+    rows = "".join(f"{name.upper()} = {code}\n" for code, name in made)
+    text, found = re.subn(
+        r"\n(BLOCK_FORMATS: [^(]*\([^)]*)\)",
+        lambda match: f"{rows}\n{match[1]}, {', '.join(name.upper() for _, name in made)})",
+        text,
+    )
+    assert found == 1
+    path.write_text(text)
+    schema = json.loads((tree / "spec" / "vectors" / "schema.json").read_text())
+    for _, name in made:
+        done = run_make(tree, f"make vectors FORMAT={name}")
+        assert done.returncode == 0, done.stderr
+        vectors = json.loads((tree / "spec" / "vectors" / f"{name}.json").read_text())
+        jsonschema.validate(vectors, schema)
+        about = ("id", "note", "clauses", "source")
+        asked = [{key: each[key] for key in each if key not in about} for each in vectors["records"]]
+        assert len({json.dumps(each) for each in asked}) == len(asked) > 100
+    names = [name for _, name in made]
+    check = f"""
+    from mxref.conformance import check
+    report = check(mxref.get_backend("reference"), level="quick", formats={names})
+    assert report.ok and report.total("passed") > 1000, report.failing
+    """
+    done = run_code(tree, textwrap.dedent(check))
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("check", [name for name, _ in code_blocks("python", "name")])
 def test_without_the_edits_each_check_fails(tree, check):
     edit(tree, "Add a format", undo=True)

@@ -42,8 +42,10 @@ def _scale(record: Record) -> dict[str, str]:
     amax = parse_words(record.inputs["amax"], None, record.id).tolist()
     rule, made = record.inputs["rule"], record_format(record)
     element, scale = _element(made), _scale_format(made)
-    if not made.tensor_scale:
+    if made.scale.powers:
         return {"scales": digits_text([oracle.shared_scale(a, rule, element) for a in amax], 2)}
+    if not made.tensor_scale:
+        return {"scales": digits_text([oracle.nearest_scale(a, element, scale) for a in amax], 2)}
     given = _word(record, "tensor_amax")
     tensor = oracle.tensor_scale(oracle.tensor_amax(amax) if given is None else given, element, scale)
     scales = [oracle.nearest_scale(a, element, scale, tensor) for a in amax]

@@ -52,7 +52,7 @@ def drafts(made: BlockFormat) -> Iterator[Record]:
     yield from products(made, made)
     yield from packing(made)
     for other in _older(made):
-        if other.k == made.k:
+        if (other.k, other.scale) == (made.k, made.scale):
             yield from products(made, other)
             if other.name == DEFAULT:  # whose own files are older
                 yield from products(other, made)
@@ -225,7 +225,7 @@ def _whole(made: BlockFormat) -> Iterator[Record]:
     tile = window(17, 119, k * 2 * k)
     yield format_quantization(
         made, "tile.rceil", ["scale.block.tile", "scale.amax"], "one byte for a tile, stored in each row",
-        tile, rule="rceil", block="32x32", shape=[k, 2 * k],
+        tile, rule="rceil", block=made.tile, shape=[k, 2 * k],
     )  # fmt: skip
     yield format_quantization(
         made, "rht064", ["linear.rotation"], "random signs and a transform before the scale", window(53, 121, 128),
@@ -234,7 +234,7 @@ def _whole(made: BlockFormat) -> Iterator[Record]:
     large: list[tuple[str, str, dict[str, Any]]] = [
         ("rceil", "rne", {"shape": [9, 5 * k]}), ("even", "rna", {"shape": [5 * k, 9], "axis": 0}),
         ("floor", "sr", {"shape": [9, 5 * k], **stream_inputs(_STREAM)}),
-        *((rule, "rtz", {"shape": [2 * k, 3 * k], "block": "32x32"}) for rule in RULES),
+        *((rule, "rtz", {"shape": [2 * k, 3 * k], "block": made.tile}) for rule in RULES),
     ]  # fmt: skip
     for number, (rule, mode, where) in enumerate(large):
         yield format_quantization(

@@ -1,4 +1,4 @@
-"""Drafts of golden vectors of a block format under scales with a mantissa and a scale of the tensor.
+"""Drafts of golden vectors of a block format under scales with a mantissa, with or without a scale of the tensor.
 
 The turns are those of two divisions: amax by the largest element and the tensor's scale, and an element by both scales.
 """
@@ -61,11 +61,16 @@ def _quantization(
     **inputs: Any,
 ) -> Record:
     """Return a draft of op quantize; `amax` is the tensor's, None for that of the words."""
-    named = [*clauses, "scale.tensor", *(["scale.tensor.amax"] if amax is not None else [])]
+    named = [*clauses, *_tensor_clauses(made, amax)]
     word = None if amax is None else words_text([amax])
     return quantization(
         f"{made.name}.{id}", named, note, words, format=made.name, rule=_RULE, tensor_amax=word, **inputs
     )
+
+
+def _tensor_clauses(made: BlockFormat, amax: int | None) -> list[str]:
+    """Return the clauses of the tensor's scale that a draft asks for; none for a format without one."""
+    return ["scale.tensor"] * made.tensor_scale + ["scale.tensor.amax"] * (amax is not None)
 
 
 def _unit(made: BlockFormat) -> int:
@@ -73,14 +78,27 @@ def _unit(made: BlockFormat) -> int:
     return int(bits_of([made.element.max_value * made.scale.max_value])[0])
 
 
-def _amaxes(made: BlockFormat) -> list[int]:
+def _given(made: BlockFormat, *amaxes: int) -> list[int | None]:
+    """Return amaxes of tensors; None alone for a format without a scale of the tensor."""
+    return list(amaxes) if made.tensor_scale else [None]
+
+
+def _named(amax: int | None) -> str:
+    """Return the name of an amax in the id of a record."""
+    return "one" if amax is None else f"{amax:08x}"
+
+
+def _amaxes(made: BlockFormat) -> list[int | None]:
     """Return amaxes of tensors: of a scale of 1, of powers of two and others, and at both ends."""
     unit = _unit(made)
-    return [unit, unit - (100 << 23), 0x3F800000, 0x43820000, 0x42F6E979, FLT_MAX, 0x00A80000, 5000, 1]
+    others = (0x3F800000, 0x43820000, 0x42F6E979, FLT_MAX, 0x00A80000, 5000, 1)
+    return _given(made, unit, unit - (100 << 23), *others)
 
 
-def _tensor_scale(made: BlockFormat, amax: int) -> float:
+def _tensor_scale(made: BlockFormat, amax: int | None) -> float:
     """Return the scale of a tensor, which only chooses inputs here."""
+    if amax is None:
+        return 1.0
     number = float(np.array([amax], np.uint32).view(np.float32)[0])
     narrow = np.float32(number / (made.element.max_value * made.scale.max_value))
     return float(max(narrow, np.float32(2.0**-149)))
@@ -92,20 +110,23 @@ def _scales(made: BlockFormat) -> Iterator[Record]:
     between = np.concatenate([(numbers[:-1] + numbers[1:]) / 2, [made.scale.max_value]])
     for amax in _amaxes(made):
         turns = around(scaled(between * made.element.max_value * _tensor_scale(made, amax), 0), 1)
-        beyond = np.array([1, amax, FLT_MAX], np.uint32)
+        beyond = np.array([1, amax or FLT_MAX, FLT_MAX], np.uint32)
         words = np.unique(np.concatenate([turns, beyond]))
         yield draft(
-            RecordOp.SCALE, f"{made.name}.scale.{amax:08x}",
-            [f"scale.rule.{_RULE}", "scale.tensor", "scale.tensor.amax", "scale.amax", "formats.scale"],
+            RecordOp.SCALE, f"{made.name}.scale.{_named(amax)}",
+            [f"scale.rule.{_RULE}", *_tensor_clauses(made, amax), "scale.amax", "formats.scale"],
             "between every two scales, with both neighbours", rule=_RULE, format=made.name,
-            tensor_amax=words_text([amax]), amax=words_text(words[words > 0]),
+            tensor_amax=None if amax is None else words_text([amax]), amax=words_text(words[words > 0]),
         )  # fmt: skip
     for seed, base in enumerate((0, 1, 20, 60, 100, 119, 127, 140, 180, 230, 247)):
         yield draft(
-            RecordOp.SCALE, f"{made.name}.scale.own.{base:03}", [f"scale.rule.{_RULE}", "scale.tensor"],
+            RecordOp.SCALE, f"{made.name}.scale.own.{base:03}",
+            [f"scale.rule.{_RULE}", *_tensor_clauses(made, None)],
             "the tensor's own amax", rule=_RULE, format=made.name,
             amax=words_text(window(80 + seed, base, 64) & np.uint32(0x7FFFFFFF)),
         )  # fmt: skip
+    if not made.tensor_scale:
+        return
     steps = int(made.element.max_value * made.scale.max_value)
     small = sorted({1, steps // 2, steps // 2 + 1, steps, 3 * steps // 2, 3 * steps // 2 + 1, 5 * steps // 2})
     for amax in (*small, 0x43C00001, 0x447A0000, 0x4B189680, 0x7F7FFFFE):
@@ -137,7 +158,7 @@ def _special_blocks(made: BlockFormat) -> Iterator[Record]:
         spoiled = window(2, 125, k)  # above all of the other block
         spoiled[at] = word
         words = np.concatenate([normal, spoiled])
-        for amax in (None, unit):
+        for amax in dict.fromkeys((None, *_given(made, unit))):
             yield _quantization(
                 made, f"nonfinite.{word:08x}" + ".given" * (amax is not None),
                 ["scale.nonfinite", "conventions.inputs"],
@@ -152,9 +173,9 @@ def _special_blocks(made: BlockFormat) -> Iterator[Record]:
     rows = np.array([[word, SIGN | word, SIGN, 0, *(under[:1] | SIGN), *[1] * (k - 5)] for word in under])
     for mode in (*NEAREST_AND_DOWN, "sr"):
         given = stream_inputs(_STREAM) if mode == "sr" else {}
-        for name, amax in (("one", unit), ("given", 0x42F6E979)):
+        for name, amax in zip(("one", "given"), _given(made, unit, 0x42F6E979), strict=False):
             words = rows.astype(np.uint32).reshape(-1)
-            if amax != unit:
+            if name == "given":
                 words = _times(words, _tensor_scale(made, amax))
             yield _quantization(
                 made, f"underflow.{name}.{mode}", ["scale.underflow", "rounding.sign"],
@@ -173,7 +194,7 @@ def _rounding(made: BlockFormat) -> Iterator[Record]:
     ties = (grid[:-1] + grid[1:]) / 2
     largest, codes = made.element.max_value, [1, 2, 3, 5, 7, 8, 9, 13, 31, 54, 56, 57, 63, 90, 119, 126]
     for amax, mode in product(_amaxes(made), NEAREST_AND_DOWN):
-        if mode == "rna" and amax not in (_unit(made), FLT_MAX):
+        if mode == "rna" and amax not in (None, _unit(made), FLT_MAX):
             continue
         tensor = _tensor_scale(made, amax)
         factors = [made.scale.values[code] * tensor for code in codes]
@@ -182,7 +203,7 @@ def _rounding(made: BlockFormat) -> Iterator[Record]:
             for at, f in enumerate(factors)
         ]
         yield _quantization(
-            made, f"ties.{mode}.{amax:08x}", [f"rounding.{mode}", "rounding.quotient"],
+            made, f"ties.{mode}.{_named(amax)}", [f"rounding.{mode}", "rounding.quotient"],
             "every tie of the quotient and its neighbours", np.concatenate(parts), amax, rounding=mode,
         )  # fmt: skip
     above = np.array([made.scale.values[code] for code in (8, 56, 60, 118)]) * largest
@@ -191,7 +212,7 @@ def _rounding(made: BlockFormat) -> Iterator[Record]:
         far = np.full(made.k, FLT_MAX, np.uint32)
         yield _quantization(
             made, f"saturate.{mode}", ["rounding.saturate"], "above M where the scale was rounded down, and far above",
-            np.concatenate([*blocks, far]), _unit(made), rounding=mode,
+            np.concatenate([*blocks, far]), _given(made, _unit(made))[0], rounding=mode,
         )  # fmt: skip
 
 
@@ -199,9 +220,8 @@ def _stochastic(made: BlockFormat) -> Iterator[Record]:
     """Elements that SR rounds up at the least, and the same one unit in the last place below."""
     element, k = made.element, made.k
     grid = np.array(element.magnitudes)
-    for bits, (name, amax, code) in product(
-        (1, 8, 16, 17, 22), (("one", _unit(made), 56), ("given", 0x42F6E979, 45))
-    ):
+    under = zip(("one", "given"), _given(made, _unit(made), 0x42F6E979), (56, 45), strict=False)
+    for bits, (name, amax, code) in product((1, 8, 16, 17, 22), list(under)):
         integers = random_integers(np.arange(2, dtype=np.int64), 0, 2 * k, 2 * k, _STREAM, bits)
         gap = np.arange(2 * k) * 5 % (len(grid) - 1)
         at = grid[gap] + np.diff(grid)[gap] * np.ldexp((1 << bits) - integers.astype(np.float64), -bits)
@@ -236,7 +256,7 @@ def _whole(made: BlockFormat) -> Iterator[Record]:
         given = stream_inputs(_STREAM) if mode == "sr" else {}
         yield _quantization(
             made, f"part.{mode}", [], "a part takes the amax of the whole tensor",
-            window(33, 120, 4 * k), 0x42F6E979, rounding=mode, **part, **given,
+            window(33, 120, 4 * k), _given(made, 0x42F6E979)[0], rounding=mode, **part, **given,
         )  # fmt: skip
     tile: NDArray[np.uint32] = window(17, 119, k * 2 * k)
     for mode in NEAREST_AND_DOWN:

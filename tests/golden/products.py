@@ -49,15 +49,19 @@ def dequantize(made: BlockFormat) -> Iterator[Record]:
 
 def _under_tensor_scales(made: BlockFormat, clauses: list[str]) -> Iterator[Record]:
     """Every code under every scale code, then under some of them and scales of tensors from end to end."""
-    scale, codes = made.scale, digits_text(range(1 << made.element.bits), -(-made.element.bits // 4))
+    scale, count = made.scale, max(1 << made.element.bits, made.k)
+    codes = digits_text(np.resize(np.arange(1 << made.element.bits), count), -(-made.element.bits // 4))
     some = [0, 1, 3, 7, 8, 9, 21, scale.one_code, 63, 90, scale.max_code, scale.nan_code, 0xB8, 255]
-    asked = [("float32", 0x3F800000, list(range(256))), ("bfloat16", 0x3F800000, some)]
-    asked += [(out, tensor, some) for out in ("float32", "bfloat16") for tensor in _TENSOR_SCALES]
+    every = list(range(256)) if count <= 16 else some  # a record is one line, and its length is limited
+    asked = [("float32", 0x3F800000, every), ("bfloat16", 0x3F800000, some)]
+    if made.tensor_scale:
+        asked += [(out, tensor, some) for out in ("float32", "bfloat16") for tensor in _TENSOR_SCALES]
     for out, tensor, scales in asked:
         yield draft(
             RecordOp.DEQUANTIZE, f"{made.name}.{out}.{tensor:08x}", [*clauses, "dequantize.nan", "packing.scales"],
             "every code under these scale codes and this scale of the tensor", out=out, format=made.name,
-            tensor_scale=words_text([tensor]), scales=digits_text(scales, 2), codes=codes * len(scales),
+            tensor_scale=words_text([tensor]) if made.tensor_scale else None,
+            scales=digits_text(np.repeat(scales, count // made.k), 2), codes=codes * len(scales),
         )  # fmt: skip
 
 
@@ -103,17 +107,19 @@ def products(a: BlockFormat, b: BlockFormat) -> Iterator[Record]:
 
 
 def _scaled_products(a: BlockFormat, b: BlockFormat) -> Iterator[Record]:
-    """Products under scales of tensors: all pairs of these for drawn operands, ones for others."""
+    """Products under scales with a mantissa, for drawn operands under all pairs of scales of tensors."""
     answers = [("exact", "float32"), ("ordered", "float32"), ("ordered", "bfloat16"), ("exact", "bfloat16")]
-    operands = _operands(a, b)
-    for name, (clauses, note, left, right) in operands.items():
-        pairs = list(enumerate(_TENSOR_PAIRS)) if name in ("drawn", "apart") else [(0, _TENSOR_PAIRS[0])]
+    tensor_clauses = ["gemm.tensor_scale"] * (a.tensor_scale or b.tensor_scale)
+    for name, (clauses, note, left, right) in _operands(a, b).items():
+        under_all = a.tensor_scale and name in ("drawn", "apart")
+        pairs = list(enumerate(_TENSOR_PAIRS)) if under_all else [(0, _TENSOR_PAIRS[0])]
         for (number, tensors), (profile, out) in product(pairs, answers):
             yield draft(
                 RecordOp.SCALED_GEMM, f"{a.name}.gemm.{name}.{number}.{profile}.{out}",
-                [*clauses, "gemm.tensor_scale", "gemm.output", f"gemm.{profile}", "gemm.block_dot"], note,
+                [*clauses, *tensor_clauses, "gemm.output", f"gemm.{profile}", "gemm.block_dot"], note,
                 profile=profile, out=out, m=len(left), n=len(right), k=a.k * len(left[0]), a_format=a.name,
-                b_format=b.name, a_tensor_scale=words_text([tensors[0]]), b_tensor_scale=words_text([tensors[1]]),
+                b_format=b.name, a_tensor_scale=words_text([tensors[0]]) if a.tensor_scale else None,
+                b_tensor_scale=words_text([tensors[1]]) if b.tensor_scale else None,
                 **_stored(a, "a", left), **_stored(b, "b", right),
             )  # fmt: skip
 

@@ -38,6 +38,7 @@ from mxref.formats import (
     ElementFormat,
     Specials,
 )
+from mxref.steps.scale import ScaleRule, bump_above
 
 
 @pytest.mark.clause("formats.e8m0", "formats.mxfp4", evidence="known answer")
@@ -96,6 +97,8 @@ def test_a_format_without_mantissa_has_powers_of_two():
     powers = ElementFormat("E3M0", 3, 0, bias=3, specials=Specials.NONE)
     assert powers.magnitudes == (0, 0.25, 0.5, 1, 2, 4, 8, 16)
     assert (powers.bits, powers.max_exponent, powers.prescale, powers.dtype) == (4, 4, 0.5, None)
+    assert powers.precision == 0
+    assert bump_above(ScaleRule.EVEN, powers) == 0x3FFFFF  # up from t = 2^23 - 2^22
 
 
 @pytest.mark.clause("formats.int8")
@@ -167,8 +170,12 @@ def test_a_copy_of_an_unregistered_format_is_equal_to_it():
 
 @pytest.mark.clause("formats.mxfp4")
 @pytest.mark.parametrize(
-    ("numbers", "problem"), [({"k": 24}, "k = 24"), ({"k": 2}, "k = 2"), ({"tensor_scale": True}, "E8M0")]
-)
+    ("numbers", "problem"),
+    [
+        ({"k": 24}, "k = 24"), ({"k": 2}, "k = 2"), ({"tensor_scale": True}, "E8M0"),
+        ({"element": ElementFormat("E3M1", 3, 1, bias=3, specials=Specials.NONE)}, "the 5 bits of E3M1"),
+    ],
+)  # fmt: skip
 def test_a_block_format_that_means_nothing_is_refused_where_it_is_made(numbers, problem):
     with pytest.raises(RecipeError, match=problem):
         replace(MXFP4, name="mine", **numbers)

@@ -155,7 +155,7 @@ def crafted_tiles(rng: np.random.Generator, shape: tuple[int, ...], axis: int, k
 
 def _dialect(name: str, spec: OperandSpec, plan: Plan) -> Iterator[Check]:
     x = plan.cast(crafted_blocks(plan.format, plan.full).x)
-    spec = replace(spec, format=plan.format)
+    spec = replace(spec, format=plan.format, block=plan.format.row)
     k = plan.format.k
     unit = max(spec.hadamard, k)
     rows = x[: len(x) // (unit // k) * (unit // k)].reshape(-1, unit)
