@@ -36,6 +36,7 @@ from mxref.quantization import dequantize, quantize
 from mxref.recipe import GemmProfile, OperandSpec, Recipe
 from mxref.recipe_files import load_recipe
 from mxref.roles import GemmRole
+from mxref.steps.four_over_six import FourOverSix
 from mxref.steps.hadamard import Rotation, SignPolicy, hadamard, inverse_hadamard
 from mxref.steps.quotient import Arithmetic
 from mxref.steps.random import Stream
@@ -59,6 +60,7 @@ __all__ = [
     "BlockFormat",
     "BlockShape",
     "Capabilities",
+    "FourOverSix",
     "GemmProfile",
     "GemmRole",
     "MXArray",

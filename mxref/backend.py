@@ -110,6 +110,8 @@ class Backend(ABC):
             caps.require(self.name, "hadamard_sizes", spec.hadamard)
         if spec.prescale:
             caps.require_prescale(self.name)
+        caps.require(self.name, "arithmetics", spec.arithmetic)
+        caps.require(self.name, "four_over_six", spec.four_over_six)
         if spec.rounding is Rounding.SR and spec.sr_bits > caps.max_sr_bits:
             raise UnsupportedError(
                 f"backend {self.name!r} declares max_sr_bits = {caps.max_sr_bits}, asked for {spec.sr_bits}"

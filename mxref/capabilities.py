@@ -10,7 +10,9 @@ from mxref.errors import UnsupportedError
 from mxref.formats import E8M0, INPUT_DTYPES, MXFP4, BlockFormat, BlockShape, Negatives
 from mxref.gemm import OUT_DTYPES
 from mxref.recipe import GemmProfile
+from mxref.steps.four_over_six import FourOverSix
 from mxref.steps.hadamard import SIZES
+from mxref.steps.quotient import Arithmetic
 from mxref.steps.rounding import MAX_SR_BITS, Rounding
 from mxref.steps.scale import EXPONENT_RULES, ScaleRule
 
@@ -49,6 +51,10 @@ class Capabilities:
     blocks: frozenset[BlockShape] = frozenset({BlockShape.ROW, BlockShape.TILE})
     hadamard_sizes: frozenset[int] = frozenset(SIZES)
     prescale: bool = True
+    arithmetics: frozenset[Arithmetic] = frozenset({Arithmetic.REAL})
+    """Orders in which quotients by scales with a mantissa are computed."""
+    four_over_six: frozenset[FourOverSix] = frozenset({FourOverSix.OFF})
+    """Errors by which a block may choose between two scales."""
     in_dtypes: frozenset[str] = frozenset(INPUT_DTYPES)
     dequantize_dtypes: frozenset[str] = frozenset({"float32", "bfloat16"})
     gemms: frozenset[Gemm] = every_gemm({GemmProfile.ORDERED}, {MXFP4})

@@ -23,6 +23,7 @@ from mxref.mxarray import MXArray
 from mxref.placement import Placement
 from mxref.plan import QuantPlan, check_input, plan_quantize
 from mxref.recipe import OperandSpec
+from mxref.steps.four_over_six import FourOverSix, choose, lower_largest
 from mxref.steps.hadamard import hadamard
 from mxref.steps.quotient import (
     NO_TENSOR_SCALE,
@@ -97,7 +98,7 @@ def plan_tensor_scale(
         ShapeError: the array is a part, and the placement has no amax.
         RecipeError: an amax that is no finite magnitude.
 
-    Implements: scale.tensor, scale.tensor.amax
+    Implements: scale.tensor, scale.tensor.amax, scale.four_over_six
     """
     if placement.amax is not None:
         amax = np.asarray(placement.amax)[0]
@@ -113,7 +114,9 @@ def plan_tensor_scale(
     else:
         bits = magnitude_bits(_transformed(x, plan))
         amax = bits[bits < INFINITY_BITS].max(initial=0).view(np.float32)
-    found = tensor_scale(np.float32(amax), plan.format, plan.spec.arithmetic)
+    # A block that takes amax / 4 has a scale 1.5 times as large, which S must leave room for.
+    top = None if plan.spec.four_over_six is FourOverSix.OFF else 2.0**plan.format.scale.max_exponent
+    found = tensor_scale(np.float32(amax), plan.format, plan.spec.arithmetic, top)
     return np.array([found.amax]), np.array([found.scale])
 
 
@@ -138,12 +141,11 @@ def quantize_planned(x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8
     bits = magnitude_bits(v)
     amax = _block_amax(bits, spec.block)  # [rows..., K/k]
     nonfinite = amax >= INFINITY_BITS
-    scales = _scale_codes(np.where(nonfinite, np.uint32(0), amax), plan)
-    if spec.arithmetic is Arithmetic.REAL:  # an implementation's order of operations decides for itself
-        scales[amax == 0] = spec.zero_scale
-
     spoiled = np.repeat(nonfinite, k, axis=-1)  # [rows..., K]
     magnitude = np.where(spoiled, np.uint32(0), bits).view(np.float32)
+    scales = _scale_codes(np.where(nonfinite, np.uint32(0), amax), magnitude, plan)
+    if spec.arithmetic is Arithmetic.REAL:  # an implementation's order of operations decides for itself
+        scales[amax == 0] = spec.zero_scale
     scaled = _scaled(magnitude, scales, plan)
     random = None
     if plan.stream is not None:
@@ -157,13 +159,22 @@ def quantize_planned(x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8
     return pack(codes, element), scales
 
 
-def _scale_codes(amax_bits: NDArray[np.uint32], plan: QuantPlan) -> NDArray[np.uint8]:
-    """Return the scale code of each block from the bits of its finite amax."""
-    if plan.format.scale.powers:
-        return scale_code(amax_bits, plan.spec.scale_rule, plan.format.element, plan.format.scale)
-    return scale_code_of_quotient(
-        amax_bits.view(np.float32), plan.format, _tensor(plan), plan.spec.arithmetic
-    )
+def _scale_codes(
+    amax_bits: NDArray[np.uint32], magnitude: NDArray[np.float32], plan: QuantPlan
+) -> NDArray[np.uint8]:
+    """Return the scale code of each block from the bits of its finite amax, and from its magnitudes where they choose.
+
+    Implements: scale.four_over_six
+    """
+    spec, made = plan.spec, plan.format
+    if made.scale.powers:
+        return scale_code(amax_bits, spec.scale_rule, made.element, made.scale)
+    amax, tensor = amax_bits.view(np.float32), _tensor(plan)
+    six = scale_code_of_quotient(amax, made, tensor, spec.arithmetic)
+    if spec.four_over_six is FourOverSix.OFF:
+        return six
+    four = scale_code_of_quotient(amax, made, tensor, largest=lower_largest(made))
+    return choose(magnitude, six, four, made, tensor, spec.four_over_six, spec.block.rows)
 
 
 def _tensor(plan: QuantPlan) -> TensorScale:

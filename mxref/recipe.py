@@ -17,6 +17,7 @@ import numpy as np
 from mxref.errors import RecipeError
 from mxref.formats import BF16, MXFP4, BlockFormat, BlockShape, Nonfinite, OperandFormat
 from mxref.roles import OPERANDS, GemmRole
+from mxref.steps.four_over_six import FourOverSix
 from mxref.steps.hadamard import SIZES, SignPolicy, sign_bits
 from mxref.steps.quotient import Arithmetic
 from mxref.steps.rounding import MAX_SR_BITS, Rounding
@@ -69,6 +70,8 @@ class OperandSpec:
     """Given signs in place of random ones: `+` or `-` for each element of a group; None is all `+`."""
     arithmetic: Arithmetic = field(default=Arithmetic.REAL, metadata=OMITTED)
     """How quotients by scales with a mantissa are computed: rounded once, or in an implementation's order."""
+    four_over_six: FourOverSix = field(default=FourOverSix.OFF, metadata=OMITTED)
+    """Whether a block under a scale with a mantissa may take amax / 4 in place of amax / 6, and by which error."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "format", convert(OperandFormat, self.format, "format"))
@@ -81,7 +84,8 @@ class OperandSpec:
         normalize(self)
         for f in fields(self):
             require_in_range(f.name, getattr(self, f.name))
-        self._require_fit(blocks)
+        if isinstance(self.format, BlockFormat):  # any other reads none of these choices
+            self._require_fit(self.format)
         if self.signs is not SignPolicy.NONE and not self.hadamard:
             raise RecipeError(
                 f"signs = {self.signs.value!r} without a Hadamard transform: set hadamard = 16, say"
@@ -132,6 +136,13 @@ class OperandSpec:
             raise RecipeError(
                 f"arithmetic = '{self.arithmetic}' with the format {self.format} and zero_scale = {self.zero_scale}: "
                 "an order of operations is for scales with a mantissa, and says what a zero block gets"
+            )
+        if self.four_over_six is not FourOverSix.OFF and (
+            scale.powers or self.arithmetic is not Arithmetic.REAL
+        ):
+            raise RecipeError(
+                f"four_over_six = '{self.four_over_six}' with the format {self.format} and arithmetic = "
+                f"'{self.arithmetic}': the choice is for scales with a mantissa, by real errors; leave one out"
             )
         most = 23 - blocks.element.precision
         if blocks.tensor_scale and self.sr_bits > most:

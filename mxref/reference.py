@@ -15,7 +15,9 @@ from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan
 from mxref.quantization import dequantize, quantize_planned
 from mxref.recipe import GemmProfile
+from mxref.steps.four_over_six import FourOverSix
 from mxref.steps.hadamard import Rotation, hadamard
+from mxref.steps.quotient import Arithmetic
 from mxref.steps.scale import ScaleRule
 
 
@@ -28,6 +30,8 @@ class ReferenceBackend(Backend):
         scale_rules=frozenset(ScaleRule),
         scale_thresholds=True,
         blocks=frozenset(shape for made in BLOCK_FORMATS.values() for shape in (made.row, made.tile)),
+        arithmetics=frozenset(Arithmetic),
+        four_over_six=frozenset(FourOverSix),
         gemms=every_gemm(GemmProfile, BLOCK_FORMATS.values()),
         dequantize_dtypes=frozenset({"float64", "float32", "bfloat16"}),
     )

@@ -79,10 +79,15 @@ def _blocks(bits, length, spec, stream, index, amax=None):
             for row in bits
         ]
     tensor = None
+    order = None if spec.arithmetic.value == "real" else spec.arithmetic.value
     if spec.format.tensor_scale:
         if amax is None:
             amax = oracle.tensor_amax([b for row in bits for b in row])
-        tensor = oracle.tensor_scale(amax, element, scale)
+        tensor = (
+            oracle.tensor_scale(amax, element, scale, spec.four_over_six.value != "off")
+            if order is None
+            else oracle.tensor_scale_in(order, amax, element, scale)
+        )
     height = height_of(spec)
     codes = np.zeros((rows, length), np.uint8)
     scales = np.zeros((rows, length // k), np.uint8)
@@ -104,6 +109,9 @@ def _blocks(bits, length, spec, stream, index, amax=None):
                 element=element,
                 scale=scale,
                 tensor=oracle.ONE if tensor is None else tensor,
+                order=order,
+                tensor_amax=amax or 0,
+                four_over_six=spec.four_over_six.value,
             )
             scales[top : top + height, block] = byte
             for (r, c), code in zip(cells, block_codes, strict=True):

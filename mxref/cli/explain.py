@@ -24,7 +24,9 @@ from mxref.explain.text import notes, reason, scale_steps
 from mxref.formats import BLOCK_FORMATS, BlockFormat
 from mxref.recipe import OperandSpec
 from mxref.roles import OPERANDS
+from mxref.steps.four_over_six import FourOverSix
 from mxref.steps.hadamard import SIZES, SignPolicy
+from mxref.steps.quotient import Arithmetic
 from mxref.steps.random import Stream
 from mxref.steps.rounding import MAX_SR_BITS, Rounding
 from mxref.steps.scale import ScaleRule
@@ -82,6 +84,16 @@ _SETTINGS = {"ignore_unknown_options": True}
     type=click.Choice([str(code) for code in _ZERO_SCALES]),
     help="Scale code of an all-zero block: 0, or that of the scale 1.",
 )
+@click.option(
+    "--arithmetic",
+    type=click.Choice([each.value for each in Arithmetic]),
+    help="How quotients by scales with a mantissa are computed: real, or in one implementation's order.",
+)
+@click.option(
+    "--four-over-six",
+    type=click.Choice([each.value for each in FourOverSix]),
+    help="Error by which a block may take amax / 4 in place of amax / 6.",
+)
 @click.option("--tile", is_flag=True, help="Share a scale over square tiles, as 32x32, instead of rows.")
 @click.option(
     "--amax",
@@ -134,6 +146,7 @@ def explain(
       mxref explain 1 -2 0.5 7
       mxref explain --scale-rule rceil --rounding sr 0.1 0x7f7fffff
       mxref explain --format nvfp4 --amax 260 1.5234375 -0.75
+      mxref explain --dialect te_nvfp4 --amax 260 1.5234375 -0.75
       mxref explain --file weights.npy --block 17 --dialect tseng
       mxref explain 1 -2 0.5 7 --dialect amd --link
     """  # noqa: D301 - the character \\b tells click to keep the lines that follow
@@ -172,7 +185,8 @@ def _spec(name: str, options: dict[str, Any]) -> OperandSpec:
     changes: dict[str, Any] = {"format": named.format} | named.stated
     for field, convert in (
         ("scale_rule", str), ("rounding", Rounding), ("signs", SignPolicy), ("hadamard", int),
-        ("zero_scale", int), ("sr_bits", int), ("prescale", bool), ("format", str),
+        ("zero_scale", int), ("sr_bits", int), ("prescale", bool), ("format", str), ("arithmetic", str),
+        ("four_over_six", str),
     ):  # fmt: skip
         if options[field] is not None:
             changes[field] = convert(options[field])

@@ -34,7 +34,9 @@ from mxref.formats import BlockFormat, ElementFormat, Negatives
 from mxref.layouts.packed import pack, unpack
 from mxref.mxarray import MXArray
 from mxref.recipe import UNTURNED
+from mxref.steps.four_over_six import FourOverSix
 from mxref.steps.hadamard import SignPolicy, hadamard
+from mxref.steps.quotient import Arithmetic
 from mxref.steps.rounding import Rounding
 from mxref.steps.scale import INFINITY_BITS, magnitude_bits, rules_of, scale_exponent, scale_value
 
@@ -53,9 +55,18 @@ def deciders(request: Request) -> Iterator[tuple[str, Judge]]:
         rows = spec.block.rows
         amax = np.repeat(amax.reshape(-1, rows, amax.shape[-1]).max(axis=1), rows, axis=0)
     nonfinite, zero = amax >= INFINITY_BITS, amax == 0
+    real, chosen = spec.arithmetic is Arithmetic.REAL, spec.four_over_six is not FourOverSix.OFF
     if made.tensor_scale:
-        yield ("scale.tensor.amax" if request.amax is None else "scale.tensor"), _tensor_scale
+        of_tensor = "scale.tensor.amax" if request.amax is None else "scale.tensor"
+        yield "scale.four_over_six" if chosen else of_tensor if real else "scale.arithmetic", _tensor_scale
     yield "scale.nonfinite", _scales(nonfinite, codes_too=True)
+    if not real:
+        ordinary = np.broadcast_to(~nonfinite[..., None], bits.shape)
+        yield "scale.arithmetic", _scales(~nonfinite)
+        yield "rounding.sign", _signs(ordinary, element)
+        random = spec.rounding is Rounding.SR
+        yield "rounding.sr" if random else "scale.arithmetic", _magnitudes(ordinary, element)
+        return
     yield "scale.zero", _scales(zero)
     # At the lower end of the scales a power of two is held up, and any other may be 0.
     if made.scale.powers:
@@ -63,7 +74,8 @@ def deciders(request: Request) -> Iterator[tuple[str, Judge]]:
     else:
         low, low_clause = (want.scales == 0) & ~zero, "scale.underflow"
     yield low_clause, _scales(low) if made.scale.powers else _underflow(low, element)
-    yield f"scale.rule.{spec.scale_rule.kind}", _scales(~(nonfinite | zero | low))
+    rule = "scale.four_over_six" if chosen else f"scale.rule.{spec.scale_rule.kind}"
+    yield rule, _scales(~(nonfinite | zero | low))
     finite = np.broadcast_to(~nonfinite[..., None], bits.shape)
     yield "rounding.sign", _signs(finite, element)
     if not made.scale.powers:

@@ -18,7 +18,8 @@ CLAUSES = (
     "conformance.capabilities", "conformance.arrays", "conventions.inputs", "conformance.protocol",
     "scale.tensor", "scale.tensor.amax", "scale.amax", "scale.block.row", "scale.nonfinite", "scale.zero",
     "scale.clamp", "scale.underflow",
-    *(f"scale.rule.{rule.value}" for rule in ScaleRule), "scale.rule.threshold", "scale.block.tile",
+    *(f"scale.rule.{rule.value}" for rule in ScaleRule), "scale.rule.threshold", "scale.arithmetic",
+    "scale.four_over_six", "scale.block.tile",
     "random.philox", "random.elements", "random.counter", "random.stream", "random.index",
     "rounding.sign", "rounding.scaled", "rounding.saturate", "rounding.quotient",
     *(f"rounding.{rounding.value}" for rounding in Rounding), "rounding.prescale", "rounding.native_sr",
@@ -29,7 +30,9 @@ CLAUSES = (
     "gemm.output", "gemm.operands", "gemm.block_dot", "gemm.nan", "gemm.special", "gemm.prescale", "gemm.tensor_scale",
     "gemm.exact", "gemm.ordered", "gemm.bounded",
     "conformance.unsupported", "conformance.dual",
-    "dialect.ocp", "dialect.amd", "dialect.nvidia", "dialect.tseng", "quantize.order",
+    "dialect.ocp", "dialect.amd", "dialect.nvidia", "dialect.tseng", "dialect.te_mxfp8",
+    "dialect.te_nvfp4", "dialect.torchao_nvfp4", "dialect.modelopt_nvfp4", "dialect.compressed_tensors_nvfp4",
+    "dialect.ggml_nvfp4", "quantize.order",
 )  # fmt: skip
 """The clauses that a backend can break, causes first: the first one that fails is most likely to be at fault."""
 

@@ -194,7 +194,9 @@ def explain_command(request: Request, row: int, block: int) -> str | None:
 
 def _spec_options(spec: OperandSpec) -> Iterator[str]:
     """Yield the options of `mxref explain` that give a treatment."""
-    for name in ("format", "scale_rule", "rounding", "sr_bits", "hadamard", "signs", "zero_scale"):
+    for name in (
+        "format", "scale_rule", "rounding", "sr_bits", "hadamard", "signs", "zero_scale", "arithmetic", "four_over_six",
+    ):  # fmt: skip
         value = getattr(spec, name)
         if value != getattr(_DEFAULT, name):
             yield from (f"--{name.replace('_', '-')}", str(getattr(value, "value", value)))

@@ -63,6 +63,7 @@ class FunctionBackend(Backend):
             formats=frozenset({ways.plan.format}), scale_rules=frozenset({spec.scale_rule}),
             roundings=frozenset({spec.rounding}), max_sr_bits=spec.sr_bits, blocks=frozenset({spec.block}),
             hadamard_sizes=frozenset({spec.hadamard} - {0}), prescale=spec.prescale,
+            arithmetics=frozenset({spec.arithmetic}), four_over_six=frozenset({spec.four_over_six}),
             in_dtypes=frozenset(ways.dtypes), dequantize_dtypes=frozenset(), gemms=frozenset(),
             devices=frozenset({(ways.device or "cpu").partition(":")[0]}),
             arrays="numpy" if ways.device is None else "torch",

@@ -19,23 +19,29 @@ from numpy.typing import NDArray
 from mxref.arguments import as_spec, check_bool, check_integer
 from mxref.arrays import as_array
 from mxref.dialects import Dialect
-from mxref.errors import RecipeError, ShapeError, UnsupportedError
+from mxref.errors import RecipeError, ShapeError
 from mxref.explain.explanation import BlockExplanation, Case, ElementExplanation, ScaleExplanation
-from mxref.formats import BlockFormat, ElementFormat
+from mxref.formats import BlockFormat
 from mxref.layouts.packed import pack, unpack
 from mxref.placement import Placement
 from mxref.plan import QuantPlan, check_input, plan_quantize
 from mxref.quantization import plan_tensor_scale, quantize
 from mxref.recipe import OperandSpec
+from mxref.steps.four_over_six import FourOverSix, lower_largest
 from mxref.steps.hadamard import hadamard
-from mxref.steps.quotient import Arithmetic
+from mxref.steps.quotient import (
+    NO_TENSOR_SCALE,
+    TensorScale,
+    block_quotient,
+    quotient,
+    scale_code_of_quotient,
+)
 from mxref.steps.random import Stream, random_integers
 from mxref.steps.rounding import Rounding, apply_prescale, round_magnitude
 from mxref.steps.scale import (
     INFINITY_BITS,
     MANTISSA_BITS,
     MANTISSA_MASK,
-    ScaleRule,
     magnitude_bits,
     scale_code,
 )
@@ -83,11 +89,11 @@ def explain_block(
             plan.global_rows(), plan.first, plan.length, plan.global_length, plan.stream, spec.sr_bits
         )[r, here]
     shared = y_rows[:, here] if spec.block.is_tile else y[None]
-    scale = _explain_scale(shared, r if len(shared) > 1 else 0, byte, spec.scale_rule, part)
+    scale = _explain_scale(shared, r if len(shared) > 1 else 0, byte, spec, part)
     codes = unpack(q.codes, element).reshape(plan.rows, -1)[r, here]
     signs = np.tile(plan.rotation.vector(), plan.length // plan.rotation.n) if plan.rotation else None
     elements = _explain_elements(
-        x_rows[r, here], y, signs[here] if signs is not None else None, random, codes, scale, spec, element,
+        x_rows[r, here], y, signs[here] if signs is not None else None, random, codes, scale, spec, part.tensor,
         real=whole.shape[whole.axis] - part.start[whole.axis],
     )  # fmt: skip
     return BlockExplanation(
@@ -97,9 +103,9 @@ def explain_block(
 
 
 def _explain_scale(
-    y: NDArray[np.float32], row: int, byte: int, rule: ScaleRule, part: BlockPart
+    y: NDArray[np.float32], row: int, byte: int, spec: OperandSpec, part: BlockPart
 ) -> ScaleExplanation:
-    made, t = part.whole.format, part.tensor_scale
+    made, t, rule = part.whole.format, part.tensor_scale, spec.scale_rule
     element, grid = made.element, made.scale.values[: made.scale.max_code + 1]
     bits = magnitude_bits(y)  # [rows sharing the scale, k]
     u = bits.max()
@@ -107,16 +113,21 @@ def _explain_scale(
     at = np.flatnonzero(bits[row] == u)
     exponent_field, mantissa = int(u) >> MANTISSA_BITS, int(u) & MANTISSA_MASK
     ordinary = 0 < u < INFINITY_BITS
-    bump, unclamped, quotient, lower, upper = 0, None, None, None, None
+    bump, unclamped, over, largest, lower, upper = 0, None, None, None, None, None
     if ordinary and made.scale.powers:
         # Whether the rule adds one to the exponent of FLOOR, found at an exponent that is not clamped.
         probe = np.uint32(128 << MANTISSA_BITS | mantissa)
         bump = int(scale_code(np.array(probe), rule, element)) - (128 - element.max_exponent)
         unclamped = exponent_field - 127 - element.max_exponent + bump
     elif ordinary:
-        # The quotient in float64 lies on the same side of every scale, and of every middle of two, as the real one.
-        quotient = amax / (element.max_value * (1.0 if t is None else t))
-        below = bisect_right(grid, quotient) - 1
+        largest = element.max_value
+        if spec.four_over_six is not FourOverSix.OFF:
+            six = scale_code_of_quotient(np.array(u).view(np.float32), made, part.tensor)
+            largest = largest if byte == six else lower_largest(made)
+        over = float(
+            block_quotient(np.array(u).view(np.float32), made, part.tensor, spec.arithmetic, largest)
+        )
+        below = bisect_right(grid, over) - 1
         lower, upper = grid[below], grid[min(below + 1, made.scale.max_code)]
     return ScaleExplanation(
         rule=rule,
@@ -131,9 +142,10 @@ def _explain_scale(
         value=made.scale.values[byte],
         tensor_amax=part.tensor_amax,
         tensor_scale=t,
-        quotient=quotient,
+        quotient=over,
         lower=lower,
         upper=upper,
+        over=largest,
     )
 
 
@@ -145,12 +157,14 @@ def _explain_elements(
     codes: NDArray[np.uint8],
     scale: ScaleExplanation,
     spec: OperandSpec,
-    format: ElementFormat,
+    tensor: TensorScale,
     real: int,
 ) -> tuple[ElementExplanation, ...]:
+    assert isinstance(spec.format, BlockFormat)
+    format = spec.format.element
     spoiled = math.isnan(scale.value)
     factor = (scale.tensor_scale or 1.0) / (format.prescale if spec.prescale else 1.0)
-    v = _scaled(np.zeros_like(y) if spoiled else np.abs(y), scale, spec)
+    v = _scaled(np.zeros_like(y) if spoiled else np.abs(y), scale, spec, tensor)
     below = round_magnitude(v, Rounding.RTZ, format)
     out = []
     for i in range(len(y)):
@@ -160,7 +174,7 @@ def _explain_elements(
         code = int(codes[i])
         element = format.values[code]
         value = math.nan if spoiled else element * scale.value * factor
-        unscaled = spoiled or (scale.value == 0 and y[i] != 0)
+        unscaled = spoiled or (scale.value == 0 and y[i] != 0 and v[i] == 0)
         stochastic = random is not None and not unscaled
         out.append(
             ElementExplanation(
@@ -191,14 +205,18 @@ def _explain_elements(
     return tuple(out)
 
 
-def _scaled(magnitude: NDArray[np.float32], scale: ScaleExplanation, spec: OperandSpec) -> NDArray[Any]:
+def _scaled(
+    magnitude: NDArray[np.float32], scale: ScaleExplanation, spec: OperandSpec, tensor: TensorScale
+) -> NDArray[Any]:
     """Return magnitudes over their scale as `mxref.quantize` rounds them, [k]; 0 under a scale of 0, or of NaN."""
     made = spec.format
     assert isinstance(made, BlockFormat)
-    if not scale.value > 0:
+    if math.isnan(scale.value):
         return np.zeros_like(magnitude)
     if not made.scale.powers:
-        return magnitude.astype(np.float64) / (scale.value * (scale.tensor_scale or 1.0))
+        return quotient(
+            magnitude, np.full(len(magnitude), scale.byte, np.uint8), made, tensor, spec.arithmetic
+        )
     with np.errstate(under="ignore"):
         v = (magnitude.astype(np.float64) / scale.value).astype(np.float32)
         return apply_prescale(v, made.element) if spec.prescale else v
@@ -251,6 +269,13 @@ class BlockPart:
     tensor_scale: float | None
     """t, which follows from it."""
 
+    @property
+    def tensor(self) -> TensorScale:
+        """A and t; where the format has no scale of the tensor, a scale of 1."""
+        if self.tensor_amax is None or self.tensor_scale is None:
+            return NO_TENSOR_SCALE
+        return TensorScale(np.float32(self.tensor_amax), np.float32(self.tensor_scale))
+
     def rows(self) -> NDArray[np.float32]:
         """Return the rows of the part, padded: float32 [rows, length]."""
         return _rows(self.slab, self.plan)
@@ -271,11 +296,6 @@ def block_part(
     check_input(x)
     placement = Placement(rng)
     index, pad = check_integer("index", index), check_bool("pad", pad)
-    if spec.arithmetic is not Arithmetic.REAL:
-        raise UnsupportedError(
-            f"an explanation shows real quotients, and the treatment has arithmetic = '{spec.arithmetic}': leave that "
-            "out, or compare the bytes of mxref.quantize"
-        )
     whole = plan_quantize(x.shape, spec, axis, placement, pad)
     k = whole.format.k
     per_row = whole.length // k

@@ -94,6 +94,8 @@ class ScaleExplanation:
     """The largest scale that is not above the quotient; None as above."""
     upper: float | None = None
     """The next scale; that of the largest scale is itself."""
+    over: float | None = None
+    """What the quotient divides amax by, beside t: M, or the largest power of two under `four_over_six`."""
 
 
 @dataclass(frozen=True)

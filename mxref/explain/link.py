@@ -13,10 +13,11 @@ from urllib.parse import quote
 import numpy as np
 
 from mxref.dialects import DIALECTS, Dialect
-from mxref.errors import FileFormatError
+from mxref.errors import FileFormatError, UnsupportedError
 from mxref.explain.block import BlockPart, block_part
 from mxref.recipe import OperandSpec
 from mxref.roles import OPERANDS
+from mxref.steps.four_over_six import FourOverSix
 from mxref.steps.hadamard import SignPolicy, hadamard
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
@@ -67,9 +68,15 @@ def explorer_link(
         amax: the largest finite magnitude of the tensor, for a format with a scale of the tensor.
 
     Raises:
+        UnsupportedError: a tile under `four_over_six`.
         FileFormatError: no `page` is given, and the package's own is missing.
     """
     part = block_part(x, spec, rng, axis=axis, index=index, pad=pad, amax=amax)
+    if part.spec.block.is_tile and part.spec.four_over_six is not FourOverSix.OFF:
+        raise UnsupportedError(
+            f"the page shows one row of a tile, and under four_over_six = '{part.spec.four_over_six}' its scale "
+            "depends on all rows: leave four_over_six or the tile out, or read mxref explain"
+        )
     rows = part.rows()
     words = rows[part.row].view(np.uint32)
     state = {"x": _words(words), "a": treatment_text(part.spec)}

@@ -15,7 +15,9 @@ from rich.text import Text
 from mxref.explain import BlockExplanation, Case, ElementExplanation
 from mxref.explain.text import notes, number, reason, scale_steps, scaled
 from mxref.recipe import OperandSpec
+from mxref.steps.four_over_six import FourOverSix
 from mxref.steps.hadamard import SignPolicy
+from mxref.steps.quotient import Arithmetic
 from mxref.steps.rounding import Rounding
 from mxref.terminal import BOX, HEAD, QUIET, console
 
@@ -97,6 +99,10 @@ def _treatment(block: BlockExplanation, operand: str) -> str:
         words.append(f"R = {spec.sr_bits}")
     if spec.prescale:
         words.append(f"prescale {Fraction(block.format.element.prescale)}")
+    if spec.arithmetic is not Arithmetic.REAL:
+        words.append(f"arithmetic {spec.arithmetic.value}")
+    if spec.four_over_six is not FourOverSix.OFF:
+        words.append(f"four over six {spec.four_over_six.value}")
     if block.rotation:
         words.append(f"H{block.rotation.n} signs {spec.sign_vector or spec.signs.value}")
     if block.stream and (spec.rounding is Rounding.SR or spec.signs is not SignPolicy.NONE):

@@ -9,7 +9,9 @@ import numpy as np
 
 from mxref.explain import BlockExplanation, Case, ElementExplanation
 from mxref.formats import ElementFormat, Negatives
-from mxref.steps.rounding import Rounding
+from mxref.steps.four_over_six import FourOverSix, lower_largest
+from mxref.steps.quotient import Arithmetic
+from mxref.steps.rounding import Rounding, nearest_code
 from mxref.steps.scale import INFINITY_BITS, MANTISSA_BITS, MANTISSA_MASK, ScaleRule, bump_above
 
 
@@ -70,6 +72,12 @@ def scale_steps(block: BlockExplanation) -> list[str]:
             f"{kind} {where} (bits 0x{scale.amax_bits:08x} >= 0x7f800000): no finite amax, no rule applies",
             f"policy nonfinite = nan_block: byte {scale.byte} (0x{scale.byte:02x}), which is NaN; all codes are 0",
         ]
+    if scale.amax_bits == 0 and block.spec.arithmetic is not Arithmetic.REAL:
+        return [
+            f"amax = max of {of} = 0: every element is zero",
+            *_tensor_steps(block),
+            f"{block.spec.arithmetic} stores for it byte {scale.byte} (0x{scale.byte:02x}), X = {scale.value:g}",
+        ]
     if scale.amax_bits == 0:
         value = f"2^{scale.byte - scales.bias}" if scales.powers else f"{scale.value:g}"
         signs = "; codes keep the signs of their zeros" if element.negatives is Negatives.SIGN else ""
@@ -120,12 +128,20 @@ def _tensor_steps(block: BlockExplanation) -> list[str]:
     scale, made = block.scale, block.format
     if scale.tensor_amax is None or scale.tensor_scale is None:
         return []
+    if block.spec.arithmetic is not Arithmetic.REAL:
+        bits = int(np.float32(scale.tensor_scale).view(np.uint32))
+        return [
+            f"the tensor's amax A = {number(scale.tensor_amax)}: its scale in the float32 operations of "
+            f"{block.spec.arithmetic} is t = {number(scale.tensor_scale)} (0x{bits:08x})"
+        ]
     if scale.tensor_amax == 0:
         return ["the tensor's amax A = 0: its scale is t = 1"]
     bits = int(np.float32(scale.tensor_scale).view(np.uint32))
+    chosen = block.spec.four_over_six is not FourOverSix.OFF
+    top = 2.0**made.scale.max_exponent if chosen else made.scale.max_value
     return [
         f"the tensor's amax A = {number(scale.tensor_amax)}: its scale is t = A / ({made.element.max_value:.9g} * "
-        f"{made.scale.max_value:.9g}) = {number(scale.tensor_scale)} in float32 (0x{bits:08x})"
+        f"{top:.9g}) = {number(scale.tensor_scale)} in float32 (0x{bits:08x})"
     ]
 
 
@@ -136,7 +152,7 @@ def _nearest_steps(block: BlockExplanation) -> list[str]:
     assert quotient is not None
     assert lower is not None
     assert upper is not None
-    largest, top, codes = f"{made.element.max_value:.9g}", made.scale.max_value, made.scale.values
+    largest, top, codes = f"{scale.over:.9g}", made.scale.max_value, made.scale.values
     middle = (lower + upper) / 2
     over, of = (f"({largest} t)", "(X t)") if made.tensor_scale else (largest, "X")
     chosen = f"byte {scale.byte} (0x{scale.byte:02x}), shared scale X = {scale.value:.9g}"
@@ -149,11 +165,28 @@ def _nearest_steps(block: BlockExplanation) -> list[str]:
         ends = " and ".join(f"{value:.9g} (0x{codes.index(value):02x})" for value in (lower, upper))
         why = "halfway, so the even code" if quotient == middle else "the nearer one"
         choice = f"{name}: between the scales {ends} of {made.scale.name}, {why}: {chosen}"
-    steps = [f"amax / {over} = {real(quotient, lower, middle, upper)}, the real quotient", choice]
+    shown = real(quotient, lower, middle, upper)
+    steps = [f"amax / {over} = {shown}, the real quotient", choice]
+    if block.spec.four_over_six is not FourOverSix.OFF:
+        name = block.spec.four_over_six.value
+        other = made.element.max_value if scale.over != made.element.max_value else lower_largest(made)
+        steps.insert(0, f"four_over_six = {name}: amax / {largest} errs no more than amax / {other:.9g}")
+    if block.spec.arithmetic is not Arithmetic.REAL:
+        steps[0] = f"amax / {over} = {shown} in the float32 operations of {block.spec.arithmetic}"
+        nearer = nearest_code(np.array([quotient]), np.array(codes[: made.scale.max_code + 1]))
+        if scale.byte != nearer:
+            steps[1] = (
+                f"{block.spec.arithmetic} does not take the scale nearest to it, 0x{nearer[0]:02x}: {chosen}"
+            )
+    if scale.value == 0 and block.spec.arithmetic in (Arithmetic.TE, Arithmetic.TE_2_13):
+        return [
+            *steps,
+            "the scale underflows to 0, by which the elements are divided all the same: they saturate",
+        ]
     if scale.value == 0:
         return [*steps, "the scale underflows to 0: every code is that of 0, with its sign"]
     ratio = scale.amax / (scale.value * (scale.tensor_scale or 1.0))
-    beyond = f": above {largest} saturates" if ratio > made.element.max_value else ""
+    beyond = f": above {made.element.max_value:.9g} saturates" if ratio > made.element.max_value else ""
     return [*steps, f"amax / {of} = {real(ratio, made.element.max_value)}{beyond}"]
 
 
@@ -211,7 +244,7 @@ def notes(block: BlockExplanation) -> list[str]:
     if lost:
         keeps = f"; a zero keeps its sign (code {grid.sign})" if grid.negatives is Negatives.SIGN else ""
         out.append(f"{len(lost)} nonzero became zero, {_places(lost)}{keeps}")
-    if block.scale.value == 0 and block.scale.amax_bits:
+    if block.scale.value == 0 and block.scale.amax_bits and block.spec.arithmetic is Arithmetic.REAL:
         out.append(
             f"the scale underflows to 0: amax / (M t) is at most {scales.values[1] / 2:.9g}, half the smallest scale, "
             "so the whole block becomes zero"

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.errors import RecipeError, ShapeError
-from mxref.formats import BlockFormat
+from mxref.formats import E8M0, BlockFormat
 from mxref.layouts.packed import pack, unpack
 
 Bytes = NDArray[np.uint8]
@@ -31,7 +31,10 @@ class Layout:
     title: str
     """What it is, in a few words."""
     read: _Read
-    """Returns what `mxref` stores, from the stored bytes, R, K and the format; ShapeError if the size does not fit."""
+    """Returns what `mxref` stores, from the stored bytes, R, K and the format.
+
+    ShapeError if the size does not fit; RecipeError if the layout is of another scale format.
+    """
 
 
 def layout(name: str) -> Layout:
@@ -128,11 +131,21 @@ def _scale_columns(stored: Bytes, rows: int, length: int, made: BlockFormat) -> 
 
 
 def _exponents(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
+    _require_e8m0("exponents", made)
     return _scale_rows(stored, rows, length, made) + np.uint8(127)  # modulo 256, as two's complement
 
 
 def _bias_125(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
+    _require_e8m0("bias_125", made)
     return _scale_rows(stored, rows, length, made) + np.uint8(2)
+
+
+def _require_e8m0(name: str, made: BlockFormat) -> None:
+    if made.scale != E8M0:
+        raise RecipeError(
+            f"layout {name} is of E8M0 codes, and the scales of {made.title} are {made.scale.name}; name another "
+            "layout of scales, or any"
+        )
 
 
 def _tiled(
@@ -204,7 +217,7 @@ def fitting(part: str, stored: Bytes, rows: int, length: int, made: BlockFormat)
             continue
         try:
             found.append((one.name, one.read(stored, rows, length, made)))
-        except ShapeError:
+        except (RecipeError, ShapeError):
             continue
     return found
 

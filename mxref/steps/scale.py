@@ -28,6 +28,15 @@ INFINITY_BITS = 0x7F800000
 _THRESHOLD = re.compile(r"(>=?) ?(1(?:\.[0-9]{1,23})?|2(?:\.0{1,23})?)")
 
 
+class ScaleCast(StrEnum):
+    """How a number is cast to E8M0, which chooses no shared scale."""
+
+    DOWN = "down"
+    """The exponent alone, as MLIR expands the cast."""
+    NEAREST = "nearest"
+    """To the nearest power of two, the larger of two equally near; as PyTorch casts."""
+
+
 class ScaleRule(StrEnum):
     """How the shared scale X is chosen from a = amax, for elements up to M with the largest power of two 2^emax.
 
@@ -172,3 +181,23 @@ def magnitude_bits(x: NDArray[np.float32]) -> NDArray[np.uint32]:
     """
     bits: NDArray[Any] = x.view(np.uint32)
     return bits & np.uint32(MAGNITUDE_MASK)
+
+
+def cast_to_e8m0(x: NDArray[Any], cast: ScaleCast = ScaleCast.NEAREST) -> NDArray[np.uint8]:
+    """Return numbers cast to E8M0, uint8 of the same shape; the sign is not read.
+
+    Args:
+        x: float32, bfloat16 or float16, any shape.
+        cast: to the nearest power of two, or to the one below.
+
+    Source: OCP MX v1.0 has no such cast; LLVM's and PyTorch's sources have these.
+
+    Implements: formats.e8m0.cast
+    """
+    bits = magnitude_bits(np.ascontiguousarray(x.astype(np.float32)))
+    exponent, mantissa = bits >> MANTISSA_BITS, bits & MANTISSA_MASK
+    half = 1 << MANTISSA_BITS - 1
+    up = (mantissa > half) | ((mantissa == half) & (exponent > 0))
+    rounded = exponent + up if ScaleCast(cast) is ScaleCast.NEAREST else exponent
+    codes: NDArray[np.uint8] = np.minimum(rounded, E8M0.nan_code).astype(np.uint8)
+    return codes

@@ -100,7 +100,8 @@ KEYS: dict[RecordOp, Keys] = {
         ("rule", "rounding"),
         (
             "format", "tensor_amax", "sr_bits", "block", "zero_scale", "nonfinite", "prescale", "hadamard", "signs",
-            *_STREAM, "dtype", *_PLACE, "origin", "global_shape", "pad", "x_rule", "x_base",
+            "arithmetic", "four_over_six", *_STREAM,
+            "dtype", *_PLACE, "origin", "global_shape", "pad", "x_rule", "x_base",
         ),
         (_GENERATED,),
         ("scales", "codes", "scales_sha256", "codes_sha256", "tensor_scale", "error"),
@@ -126,7 +127,8 @@ KEYS: dict[RecordOp, Keys] = {
 
 _HEAD = ("id", "op", "clauses", "source", "note")
 _SPEC = (
-    "format", "rounding", "sr_bits", "block", "zero_scale", "nonfinite", "prescale", "hadamard", "signs"
+    "format", "rounding", "sr_bits", "block", "zero_scale", "nonfinite", "prescale", "hadamard", "signs",
+    "arithmetic", "four_over_six",
 )  # fmt: skip
 
 

@@ -41,8 +41,8 @@ _Arrays = list[str]
 def write_c(folder: Path, directory: Path | None = None) -> tuple[int, int]:
     """Write `mxref.h`, the golden vectors as a C table, and a program that holds one to the other.
 
-    Left out are records that give digests of large results, and the profiles `exact` and `bounded`, which `mxref.h`
-    does not have.
+    Left out are records that give digests of large results, and what `mxref.h` does not have: the profiles `exact` and
+    `bounded`, the orders of float32 operations, and four over six.
 
     Args:
         folder: to write into; made where it is missing.
@@ -86,7 +86,13 @@ def write_c(folder: Path, directory: Path | None = None) -> tuple[int, int]:
 def _not_in_c(record: Record) -> bool:
     digests = any(name.endswith("sha256") for name in record.expected)
     drawn = record.op is not RecordOp.SIGNS or record.inputs["policy"] != SignPolicy.NONE
-    return digests or not drawn or record.inputs.get("profile", GemmProfile.ORDERED) != GemmProfile.ORDERED
+    chosen = {"arithmetic", "four_over_six"} & record.inputs.keys()
+    return (
+        digests
+        or bool(chosen)
+        or not drawn
+        or record.inputs.get("profile", GemmProfile.ORDERED) != GemmProfile.ORDERED
+    )
 
 
 def _array(arrays: _Arrays, kind: str, values: Any) -> str:

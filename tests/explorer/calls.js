@@ -6,19 +6,19 @@ let memory = new ArrayBuffer(0);
 /** Views of the memory, each given as the name of its type, its first byte and its length. */
 const views = (places) => places.map(([type, first, count]) => new globalThis[type](memory, first, count));
 
-function quantizeArrays(places, length, treatment, negative, stream, globalLength, first, t) {
+function quantizeArrays(places, length, treatment, negative, stream, globalLength, first, A, t) {
   const [words, rows, codes, scales] = views(places);
   const starts = Array.from(rows, (row) => row * BigInt(globalLength) + BigInt(first));
-  const made = mx.quantize(words, length, treatment, negative, { stream, starts, t });
+  const made = mx.quantize(words, length, treatment, negative, { stream, starts, A, t });
   codes.set(mx.pack(made.codes, mx.FORMATS[treatment.format].element.bits));
   scales.set(made.scales);
 }
 
 /** The scale of the tensor whose rows are given, or that has an amax. */
-function tensorScaleArrays(places, format, n, negative, amax) {
+function tensorScaleArrays(places, treatment, n, negative, amax) {
   const [words, made] = views(places);
   const y = n ? new Uint32Array(mx.hadamard(new Float32Array(words.slice().buffer), n, negative).buffer) : words;
-  made[0] = mx.tensorScale(amax ?? mx.tensorAmax(y), format);
+  made[0] = mx.tensorScale(amax ?? mx.tensorAmax(y), treatment);
 }
 
 function dequantizeArrays(places, format, type, t) {

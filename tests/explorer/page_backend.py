@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from py_mini_racer import MiniRacer
 
-from mxref import Backend, Capabilities, ScaleRule
+from mxref import Arithmetic, Backend, Capabilities, FourOverSix, ScaleRule
 from mxref.explain.link import EXPLORER
 from mxref.formats import BLOCK_FORMATS
 from mxref.tomlio import to_table
@@ -88,14 +88,17 @@ class PageBackend(Backend):
         scale_thresholds=True,
         formats=frozenset(BLOCK_FORMATS.values()),
         blocks=frozenset(shape for made in BLOCK_FORMATS.values() for shape in (made.row, made.tile)),
+        arithmetics=frozenset(Arithmetic),
+        four_over_six=frozenset(FourOverSix),
         in_dtypes=frozenset({"float32"}),
         dequantize_dtypes=frozenset({"float64", "float32", "bfloat16"}),
         gemms=frozenset(),
         gemm_dtypes=frozenset(),
     )
 
-    def __init__(self, source: str | None = None) -> None:
-        self.engine = Engine(source or script("mx.js"))
+    def __init__(self, **changed: str) -> None:
+        """Run the page's scripts; `changed` are others in their place, by the name of the file without `.js`."""
+        self.engine = Engine(*(changed.get(name, script(f"{name}.js")) for name in ("orders", "mx")))
 
     def _quantize(self, x, plan):
         rows, made, padded = plan.rows_shape, plan.format, _padded(x, plan)
@@ -105,17 +108,16 @@ class PageBackend(Backend):
         self.engine.fill(
             "quantizeArrays", [padded.view(np.uint32), plan.global_rows()], [codes, scales], plan.length,
             to_table(plan.spec), plan.rotation and _negative(plan.rotation), stream, str(plan.global_length),
-            str(plan.first), _number(plan.tensor_scale),
+            str(plan.first), _bits(plan.tensor_amax), _number(plan.tensor_scale),
         )  # fmt: skip
         return codes, scales
 
     def _tensor_scale(self, x, plan, placement):
         known, _ = super()._tensor_scale(x, plan, placement)  # refuses what has no amax
         t = np.empty(1, np.float32)
-        amax = placement.amax if placement.amax is None else int(placement.amax.view(np.uint32)[0])
         self.engine.fill(
-            "tensorScaleArrays", [_padded(x, plan).view(np.uint32)], [t], plan.format.name,
-            plan.spec.hadamard, plan.rotation and _negative(plan.rotation), amax,
+            "tensorScaleArrays", [_padded(x, plan).view(np.uint32)], [t], to_table(plan.spec),
+            plan.spec.hadamard, plan.rotation and _negative(plan.rotation), _bits(placement.amax),
         )  # fmt: skip
         return known, t
 
@@ -141,6 +143,10 @@ def _padded(x, plan):
     """Return the rows of an array along the block axis, [rows, length]."""
     moved = np.moveaxis(x, plan.axis, -1).reshape(plan.rows, x.shape[plan.axis])  # [rows, L]
     return np.pad(moved, [(0, 0), (0, plan.length - moved.shape[1])])
+
+
+def _bits(amax):
+    return None if amax is None else int(amax.view(np.uint32)[0])
 
 
 def _number(t):

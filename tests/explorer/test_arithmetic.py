@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 
 from explorer.page_backend import PageBackend, script
-from mxref import DIALECTS, OperandSpec, Placement, Stream, UnsupportedError, quantize
+from mxref import (
+    DIALECTS,
+    Arithmetic,
+    FourOverSix,
+    OperandSpec,
+    Placement,
+    Stream,
+    UnsupportedError,
+    quantize,
+)
 from mxref.conformance import CLAUSES, check
 from mxref.errors import RecipeError
 from mxref.formats import BLOCK_FORMATS, NVFP4
@@ -25,12 +34,27 @@ from mxref.vectors.data import code_digits, digits_text, parse_digits, parse_wor
 from mxref.vectors.run import run_record
 
 PLANTED = [
-    # the fault, the text in which it is planted, its place, the clause that it breaks
-    ("M's mantissa is a turn", ".M) & 0x7fffff) + 1", ".M) & 0x7fffff)", "scale.rule.rceil"),
-    ("ties go away from zero", "away || code % 2 === 1", "true", "rounding.rne"),
-    ("a Weyl constant has a wrong bit", "0xbb67ae85", "0xbb67ae84", "random.philox"),
-    ("the stages run backwards", "h = 1; h < n; h *= 2", "h = n / 2; h >= 1; h /= 2", "hadamard.order"),
-    ("the high half comes first", "16 * (j & 1)", "16 * (1 - (j & 1))", "random.elements"),
+    # the fault, its script, the text in which it is planted, what is planted, the clause that it breaks
+    ("M's mantissa is a turn", "mx", ".M) & 0x7fffff) + 1", ".M) & 0x7fffff)", "scale.rule.rceil"),
+    ("ties go away from zero", "mx", "away || code % 2 === 1", "true", "rounding.rne"),
+    ("a Weyl constant has a wrong bit", "mx", "0xbb67ae85", "0xbb67ae84", "random.philox"),
+    ("the stages run backwards", "mx", "h = 1; h < n; h *= 2", "h = n / 2; h >= 1; h /= 2", "hadamard.order"),
+    ("the high half comes first", "mx", "16 * (j & 1)", "16 * (1 - (j & 1))", "random.elements"),
+    (
+        "the largest power of two is not the top",
+        "mx",
+        "chooses(treatment) ? exp2(exponentOf(scale.S)) : scale.S",
+        "scale.S",
+        "scale.four_over_six",
+    ),
+    ("ggml casts halves to even", "orders", "nearest(q, true)", "nearest(q)", "scale.arithmetic"),
+    (
+        "an inverse is rounded once",
+        "orders",
+        "f(f(1 / Math.max(A, SMALLEST_NORMAL)) * (M * S))",
+        "f((M * S) / Math.max(A, SMALLEST_NORMAL))",
+        "scale.arithmetic",
+    ),
 ]
 
 
@@ -117,17 +141,17 @@ def test_the_page_conforms():
     assert all(clause.startswith(("gemm.", "rounding.native_sr")) for clause in skipped)
 
 
-@pytest.mark.parametrize(("fault", "text", "planted", "clause"), PLANTED, ids=[p[0] for p in PLANTED])
-def test_a_planted_fault_is_caught(fault, text, planted, clause):
-    source = script("mx.js")
+@pytest.mark.parametrize(("fault", "name", "text", "planted", "clause"), PLANTED, ids=[p[0] for p in PLANTED])
+def test_a_planted_fault_is_caught(fault, name, text, planted, clause):
+    source = script(f"{name}.js")
     assert source.count(text) == 1
     asked = {each for each in CLAUSES if each.startswith(clause.rpartition(".")[0])}
     report = check(
-        PageBackend(source.replace(text, planted)),
+        PageBackend(**{name: source.replace(text, planted)}),
         level="quick",
         shrink=False,
         clauses=asked,
-        formats=["mxfp4"],
+        formats=["mxfp4" if clause.startswith(("hadamard", "random", "rounding", "scale.rule")) else "nvfp4"],
     )
     assert report.failing[0] == clause
 
@@ -149,6 +173,8 @@ def test_the_page_offers_what_a_format_has(name):
     assert constant(f"mx.rulesOf('{name}')") == list(rules_of(made.scale))
     assert constant(f"mx.blocksOf('{name}')") == [made.row, made.tile]
     assert constant(f"mx.zeroScalesOf('{name}')") == [0, made.scale.one_code]
+    assert constant(f"mx.arithmeticsOf('{name}')") == list(Arithmetic)[: 1 if made.scale.powers else None]
+    assert constant(f"mx.choicesOf('{name}')") == list(FourOverSix)[: 1 if made.scale.powers else None]
     most = constant(f"mx.maxBitsOf('{name}')")
     assert OperandSpec(format=made, sr_bits=most)
     with pytest.raises(RecipeError, match="sr_bits"):
@@ -177,17 +203,23 @@ def test_the_page_has_the_numbers_of_each_format(name):
 
 def treatment(spec: OperandSpec) -> dict[str, object]:
     """Return a treatment as the page has it: no error is raised for NaN, because the page shows NaN blocks."""
-    table = to_table(spec) | {"sign_vector": spec.sign_vector or ""}
+    table = to_table(spec) | {"sign_vector": spec.sign_vector or "", "arithmetic": spec.arithmetic.value}
+    table["four_over_six"] = spec.four_over_six.value
     return {key: value for key, value in table.items() if key != "nonfinite"}
 
 
-@pytest.mark.clause("dialect.ocp", "dialect.amd", "dialect.nvidia", "dialect.tseng", "recipe.overlay")
+@pytest.mark.clause(
+    "recipe.overlay", "dialect.ocp", "dialect.amd", "dialect.nvidia", "dialect.tseng", "dialect.te_mxfp8",
+    "dialect.te_nvfp4", "dialect.torchao_nvfp4", "dialect.modelopt_nvfp4", "dialect.compressed_tensors_nvfp4",
+    "dialect.ggml_nvfp4",
+)  # fmt: skip
 def test_the_page_has_the_defaults_and_the_dialects():
     for name in BLOCK_FORMATS:
         assert constant(f"mx.defaultsOf('{name}')") == treatment(OperandSpec(format=name))
     assert constant("mx.DIALECTS").keys() == DIALECTS.keys()
     for name, dialect in DIALECTS.items():
-        assert constant(f"({{...mx.defaultsOf('mxfp4'), ...mx.DIALECTS.{name}}})") == treatment(dialect.spec)
+        shown = f"({{...mx.defaultsOf('{dialect.spec.format}'), ...mx.DIALECTS.{name}}})"
+        assert constant(shown) == treatment(dialect.spec)
 
 
 def test_the_turns_are_those_of_the_rules():
@@ -225,7 +257,7 @@ def test_the_scale_of_a_tensor_is_the_references():
     draw = np.random.default_rng(11)
     some = draw.integers(0, 0x7F800000, 2000, np.uint32).view(np.float32)
     for amax in (*amaxes(1, 20), *some, np.float32(0)):
-        t = page().engine.call("mx.tensorScale", int(amax.view(np.uint32)), "nvfp4")
+        t = page().engine.call("mx.tensorScale", int(amax.view(np.uint32)), {"format": "nvfp4"})
         assert np.float32(t) == tensor_scale(amax, NVFP4).scale
 
 

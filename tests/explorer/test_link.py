@@ -34,12 +34,14 @@ TREATMENTS = [
     ),
     OperandSpec(format="nvfp4", rounding="rna", block="16x16"),
     OperandSpec(format="nvfp4", rounding="rtz", block="2x16", hadamard=8),
+    OperandSpec(format="nvfp4", rounding="sr", block="16x16", hadamard=16, arithmetic="te_2_13"),
+    *(OperandSpec(format="nvfp4", four_over_six=by) for by in ("absolute", "squared", "largest")),
 ]
 
 
 @cache
 def page() -> Engine:
-    return Engine(*map(script, ("mx.js", "link.js", "numbers.js", "explain.js")))
+    return Engine(*map(script, ("orders.js", "mx.js", "link.js", "numbers.js", "explain.js")))
 
 
 def drawn(seed: int) -> np.ndarray:

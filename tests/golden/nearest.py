@@ -30,7 +30,11 @@ from golden.draft import (
 )
 from golden.formats import blocks_of, packing, scaled
 from golden.products import dequantize, products
+from mxref.dialects import dialects_of
 from mxref.formats import BlockFormat
+from mxref.recipe import OperandSpec
+from mxref.steps.four_over_six import FourOverSix
+from mxref.steps.quotient import Arithmetic
 from mxref.steps.random import Stream, random_integers
 from mxref.vectors import Record, RecordOp
 from mxref.vectors.data import words_text
@@ -46,6 +50,9 @@ def drafts(made: BlockFormat) -> Iterator[Record]:
     yield from _rounding(made)
     yield from _stochastic(made)
     yield from _whole(made)
+    if made.tensor_scale:
+        yield from _orders(made)
+        yield from _four_over_six(made)
     yield from dequantize(made)
     yield from products(made, made)
     yield from packing(made)
@@ -235,6 +242,77 @@ def _stochastic(made: BlockFormat) -> Iterator[Record]:
                 "the thresholds of SR", words.reshape(-1), amax, rounding="sr",
                 sr_bits=bits if bits != 16 else None, shape=[2, 2 * k], **stream_inputs(_STREAM),
             )  # fmt: skip
+
+
+def _orders(made: BlockFormat) -> Iterator[Record]:
+    """Each order of float32 operations at ties of scales and elements, of zeros, and over the whole of float32."""
+    numbers = np.array(made.scale.values[: made.scale.nan_code])
+    between = np.concatenate([(numbers[:-1] + numbers[1:]) / 2, [made.scale.max_value, numbers[1] / 4]])
+    grid, amax = np.array(made.element.magnitudes), 0x43820000
+    largest, names = made.element.max_value, {spec: name for name, spec in dialects_of(made).items()}
+    for number, order in enumerate(list(Arithmetic)[1:]):
+        t = 1.0 if order is Arithmetic.GGML else _tensor_scale(made, amax)
+        ends = [*between[number:-2:14], *between[-2:]]
+        tops = np.unique(around(scaled(np.array(ends) * largest * t, 0), 1))
+        blocks = [np.zeros(made.k, np.uint32), np.full(made.k, SIGN, np.uint32)]
+        blocks += [_under(top, made.k, 40 + at) for at, top in enumerate(tops)]
+        for code in (1, 9, 57):
+            factor = made.scale.values[code] * t
+            ties = around(scaled((grid[:-1] + grid[1:]) / 2 * factor, 0), 1)
+            blocks.append(blocks_of(made, ties, largest * factor, 0, 3 + code))
+        dialect = names.get(OperandSpec(made, arithmetic=order))
+        clauses = ["scale.arithmetic", *([f"dialect.{dialect}"] if dialect else [])]
+        yield _quantization(
+            made, f"orders.{order.value}", clauses, "an order of float32 operations", np.concatenate(blocks), amax,
+            arithmetic=order.value,
+        )  # fmt: skip
+        for base, given in ((118, None), (30, 0x42F6E979), (1, 5000), (230, FLT_MAX)):
+            yield _quantization(
+                made, f"orders.{order.value}.digest.{base:03}", clauses[:1], "a tensor made from a seed", None, given,
+                arithmetic=order.value, rounding="rtz" if base == 30 else "rne", shape=[9, 10 * made.k],
+                x_rule="window", x_base=base, x_seed=hex64(100 + number),
+            )  # fmt: skip
+
+
+def _four_over_six(made: BlockFormat) -> Iterator[Record]:
+    """Blocks that take either scale, of equal errors too, for each error; a tile; and the tensor's own amax."""
+    k = made.k
+    equal = np.zeros(2 * k)  # what both scales hold exactly, and errors that are equal under both
+    equal[:5], equal[k : k + 3] = (4, 2, 1, 0.5, -3), (6, 0.25, 0.25)
+    for by, (name, amax) in product(list(FourOverSix)[1:], (("one", _unit(made)), ("given", 0x42F6E979))):
+        t = _tensor_scale(made, amax)
+        near = _times(bits_of(equal), t) if name == "given" else bits_of(equal)
+        turns = [
+            _under(top, k, 60 + at) for at, top in enumerate(around(scaled(np.array([60.0, 0.5]) * t, 0), 1))
+        ]
+        yield _quantization(
+            made, f"four_over_six.{by.value}.{name}", ["scale.four_over_six"], "two scales, the one that errs less",
+            np.concatenate([near, window(90, 118, 6 * k), *turns]), amax, four_over_six=by.value,
+        )  # fmt: skip
+    for by, (rounding, base) in product(list(FourOverSix)[1:], (("rne", 118), ("rtz", 30))):
+        where: dict[str, Any] = {
+            "x_rule": "window",
+            "x_base": base,
+            "rounding": rounding,
+            "four_over_six": by.value,
+        }
+        yield _quantization(
+            made, f"four_over_six.{by.value}.digest.{base:03}", ["scale.four_over_six"], "the tensor's own amax", None,
+            shape=[9, 10 * k], x_seed=hex64(110), **where,
+        )  # fmt: skip
+        yield _quantization(
+            made, f"four_over_six.{by.value}.tile.{base:03}", ["scale.four_over_six"], "the errors of a whole tile",
+            None, block=made.tile, shape=[2 * k, 4 * k], x_seed=hex64(111), **where,
+        )  # fmt: skip
+
+
+def _under(top: int, k: int, seed: int) -> Words:
+    """Return a block with this largest magnitude."""
+    row = np.minimum(
+        window(seed, min(max(int(top) >> 23, 1) - 1, 247), k) & np.uint32(SIGN - 1), np.uint32(top)
+    )
+    row[seed % k] = top
+    return mixed(row, seed)
 
 
 def _whole(made: BlockFormat) -> Iterator[Record]:

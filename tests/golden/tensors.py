@@ -25,7 +25,8 @@ from golden.draft import (
     stream_inputs,
     window,
 )
-from mxref.dialects import DIALECTS
+from mxref.dialects import dialects_of
+from mxref.formats import MXFP4
 from mxref.steps.hadamard import SIZES
 from mxref.steps.random import Stream
 from mxref.vectors import Record, RecordOp
@@ -201,8 +202,7 @@ def _random_places() -> Iterator[Record]:
 
 
 def _compositions() -> Iterator[Record]:
-    for name, dialect in DIALECTS.items():
-        spec = dialect.spec
+    for name, spec in dialects_of(MXFP4).items():
         words = np.concatenate(
             [row(SIGN), row(SIGN | 1, (8, FLT_MAX)), _turn_blocks(127)[:64], window(51, 120, 64)]
         )

@@ -18,8 +18,9 @@ from mxref.formats import E2M1, MXFP4, Negatives
 from mxref.gemm import prescale_product
 from mxref.layouts.packed import pack
 from mxref.reference import ReferenceBackend
+from mxref.steps.four_over_six import FourOverSix, choose, lower_largest
 from mxref.steps.hadamard import Rotation
-from mxref.steps.quotient import TensorScale, quotient, scale_code_of_quotient
+from mxref.steps.quotient import Arithmetic, TensorScale, quotient, scale_code_of_quotient
 from mxref.steps.random import random_integers
 from mxref.steps.rounding import apply_prescale, round_magnitude
 from mxref.steps.scale import magnitude_bits, scale_code, scale_exponent, scale_value
@@ -58,9 +59,13 @@ class Staged(ReferenceBackend):
         bits = magnitude_bits(v).reshape(len(v), plan.length // k, k)
         amax = self.amax(bits, v, spec)  # [rows, blocks]
         spoiled = self.spoiled(amax, bits, spec)
-        scales = self.scale(np.where(spoiled, np.uint32(0), amax), spec)
-        scales = np.where(amax == 0, self.zero(spec), scales).astype(np.uint8)
         magnitude = np.where(spoiled[..., None], 0, bits).astype(np.uint32).view(np.float32)
+        finite = np.where(spoiled, np.uint32(0), amax)
+        scales = self.scale(finite, spec)
+        if spec.four_over_six is not FourOverSix.OFF:
+            scales = self.choose(magnitude, finite, scales, spec)
+        if spec.arithmetic is Arithmetic.REAL:
+            scales = np.where(amax == 0, self.zero(spec), scales).astype(np.uint8)
         with np.errstate(under="ignore", over="ignore", invalid="ignore"):
             scaled = self.scaled(magnitude, scales)
             if spec.prescale:
@@ -103,7 +108,12 @@ class Staged(ReferenceBackend):
     def scale(self, amax, spec):
         if spec.format.scale.powers:
             return scale_code(amax, spec.scale_rule, spec.format.element)
-        return scale_code_of_quotient(amax.view(np.float32), spec.format, self.tensor)
+        return scale_code_of_quotient(amax.view(np.float32), spec.format, self.tensor, spec.arithmetic)
+
+    def choose(self, magnitude, amax, six, spec):
+        made, tensor, rows = spec.format, self.tensor, magnitude.reshape(len(six), -1)
+        four = scale_code_of_quotient(amax.view(np.float32), made, tensor, largest=lower_largest(made))
+        return choose(rows, six, four, made, tensor, spec.four_over_six, spec.block.rows)
 
     @property
     def tensor(self):
@@ -117,7 +127,7 @@ class Staged(ReferenceBackend):
         made = self.plan_now.format
         if not made.scale.powers:
             each = np.broadcast_to(scales[..., None], magnitude.shape)
-            return quotient(magnitude, each, made, self.tensor)
+            return quotient(magnitude, each, made, self.tensor, self.plan_now.spec.arithmetic)
         return np.ldexp(magnitude.astype(np.float64), -scale_exponent(scales)[..., None]).astype(np.float32)
 
     def prescale(self, v):

@@ -1,14 +1,16 @@
 """Capabilities: an undeclared request is refused with the field's name, and the defaults are the specification's."""
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 from protocol_cases import SPEC, X, narrow
 
 from mxref import (
+    Arithmetic,
     Capabilities,
+    FourOverSix,
     GemmProfile,
     OperandSpec,
     Rounding,
@@ -18,6 +20,7 @@ from mxref import (
     quantize,
 )
 from mxref.placement import Placement
+from mxref.reference import ReferenceBackend
 from mxref.steps.scale import EXPONENT_RULES
 
 
@@ -50,6 +53,20 @@ def test_what_is_not_declared_is_refused_by_field(call, field):
         call()
 
 
+@pytest.mark.clause("conformance.unsupported", "scale.arithmetic")
+def test_an_order_that_a_backend_does_not_declare_is_refused():
+    class RealAlone(ReferenceBackend):
+        name = "real_alone"
+        capabilities = replace(ReferenceBackend.capabilities, arithmetics=frozenset({Arithmetic.REAL}))
+
+    backend = RealAlone()
+    assert backend.quantize(X, OperandSpec("nvfp4")) == quantize(X, OperandSpec("nvfp4"))
+    with pytest.raises(
+        UnsupportedError, match=r"'real_alone' does not declare te in arithmetics \(declared: real\)"
+    ):
+        backend.quantize(X, "te_nvfp4")
+
+
 @pytest.mark.parametrize(
     ("asked", "named"),
     [
@@ -72,7 +89,12 @@ def test_capabilities_have_the_defaults_of_the_specification():
         "in_dtypes": {"float32", "bfloat16", "float16"}, "gemm_dtypes": {"float32", "bfloat16"},
     }  # fmt: skip
     counts = {"both": 2, "all but `NEAREST`": 4, "all three": 3, "all four": 4, "all eight": 8}
-    names = {"ORDERED": GemmProfile.ORDERED, "MXFP4": formats.MXFP4}
+    names = {
+        "ORDERED": GemmProfile.ORDERED,
+        "MXFP4": formats.MXFP4,
+        "REAL": Arithmetic.REAL,
+        "OFF": FourOverSix.OFF,
+    }
     rows = re.findall(r"^`(\w+)` .* {2,}(\S.*)$", SPEC["conformance.capabilities"].text, re.MULTILINE)
     assert [name for name, _ in rows] == [f.name for f in fields(Capabilities)]
     for name, default in rows:

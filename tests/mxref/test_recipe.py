@@ -62,6 +62,13 @@ def test_toml_round_trip(name, tmp_path):
     assert load_recipe(path).digest == recipe.digest
 
 
+@pytest.mark.clause("recipe.overlay")
+def test_one_gemm_may_have_no_blocks_under_a_dialect_of_nvfp4():
+    recipe = recipe_from_table({"dialect": "te_nvfp4", "dgrad": {"format": "bf16"}})
+    assert recipe.fprop.x == recipe.fprop.w == dialect("te_nvfp4").spec
+    assert {str(spec.format) for spec in recipe.operands(GemmRole.DGRAD)} == {"bf16"}
+
+
 @pytest.mark.clause("recipe.digest")
 def test_the_digest_sees_every_field():
     base = Recipe()
@@ -81,6 +88,7 @@ def test_the_digest_sees_every_field():
     )
     assert real != ordered
     digests.add(ordered)
+    digests.add(recipe_from_table({"fprop": {"format": "nvfp4", "four_over_six": "squared"}}).digest)
     digests |= {replace(base, gemm="exact").digest, replace(base, fp8_scaling="current").digest}
     digests.add(replace(base, keep_bf16=()).digest)
     for role in GemmRole:

@@ -40,6 +40,7 @@ from oracle.floats import (
 )
 from oracle.fp8 import fp8_cast, fp8_scale, fp8_value
 from oracle.gemm import Block, block_dot, gemm_exact, gemm_ordered, undo_factor
+from oracle.orders import tensor_scale_in
 from oracle.scales import (
     E8M0,
     NAN_BYTE,
@@ -107,5 +108,6 @@ __all__ = [
     "shared_scale",
     "tensor_amax",
     "tensor_scale",
+    "tensor_scale_in",
     "undo_factor",
 ]

@@ -91,21 +91,31 @@ def tensor_amax(bits: Sequence[int]) -> int:
     return max((b & 0x7FFFFFFF for b in bits if not is_nonfinite(b)), default=0)
 
 
-def tensor_scale(amax_bits: int, element: Element, scale: Scale) -> int:
+def tensor_scale(amax_bits: int, element: Element, scale: Scale, four_over_six: bool = False) -> int:
     """The float32 bits of the scale of a tensor: amax over what the largest element and scale make, rounded once.
 
-    An amax of 0 gives 1. Any other gives at least 2^-149, the smallest float32.
+    An amax of 0 gives 1. Any other gives at least 2^-149, the smallest float32. Where blocks choose between two
+    scales, the largest power of two among the scales stands for the largest.
     """
     if not 0 <= amax_bits < INF32:
         raise ValueError(f"a tensor scale needs a finite amax >= 0, not bits {amax_bits:#010x}")
     if amax_bits == 0:
         return ONE
-    return max(round_f32(Fraction(units(amax_bits), UNIT) / (element.largest * scale.largest)), 1)
+    top = scale.largest
+    if four_over_six:
+        top = max(value for value in scale.values if value and _is_power(value))
+    return max(round_f32(Fraction(units(amax_bits), UNIT) / (element.largest * top)), 1)
 
 
-def nearest_scale(amax_bits: int, element: Element, scale: Scale, tensor: int = ONE) -> int:
-    """The scale code nearest to amax over the largest element, over the tensor's scale of bits `tensor`."""
-    return scale.nearest(Fraction(units(amax_bits), units(tensor)) / element.largest)
+def _is_power(value: Fraction) -> bool:
+    return all(number & (number - 1) == 0 for number in (value.numerator, value.denominator))
+
+
+def nearest_scale(
+    amax_bits: int, element: Element, scale: Scale, tensor: int = ONE, largest: Fraction | None = None
+) -> int:
+    """The scale code nearest to amax over the largest element, or over `largest`, and over the tensor's scale."""
+    return scale.nearest(Fraction(units(amax_bits), units(tensor)) / (largest or element.largest))
 
 
 def shared_scale(amax_bits: int, rule: Rule, element: Element = E2M1) -> int:

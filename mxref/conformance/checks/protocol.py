@@ -28,7 +28,9 @@ from mxref.gemm import OUT_DTYPES
 from mxref.mxarray import MXArray
 from mxref.placement import Placement
 from mxref.recipe import GemmProfile, OperandSpec
+from mxref.steps.four_over_six import FourOverSix
 from mxref.steps.hadamard import SIZES
+from mxref.steps.quotient import Arithmetic
 from mxref.steps.random import Stream
 from mxref.steps.rounding import MAX_SR_BITS, Rounding
 from mxref.steps.scale import ScaleRule, rules_of
@@ -41,6 +43,7 @@ _SETS: dict[str, tuple[tuple[Any, ...], tuple[Op, ...]]] = {
     "formats": (_FORMATS, (Op.QUANTIZE, Op.DEQUANTIZE)), "scale_rules": (tuple(ScaleRule), (Op.QUANTIZE,)),
     "roundings": (tuple(Rounding), (Op.QUANTIZE,)), "blocks": (_BLOCKS, (Op.QUANTIZE,)),
     "hadamard_sizes": (SIZES, (Op.QUANTIZE, Op.HADAMARD)), "in_dtypes": (INPUT_DTYPES, (Op.QUANTIZE, Op.HADAMARD)),
+    "arithmetics": (tuple(Arithmetic), (Op.QUANTIZE,)), "four_over_six": (tuple(FourOverSix), (Op.QUANTIZE,)),
     "dequantize_dtypes": (DTYPES, (Op.DEQUANTIZE,)),
     "gemms": (tuple((profile, a, b) for profile in GemmProfile for a, b in _PAIRS), (Op.GEMM,)),
     "gemm_dtypes": (OUT_DTYPES, (Op.GEMM,)),
@@ -48,7 +51,8 @@ _SETS: dict[str, tuple[tuple[Any, ...], tuple[Op, ...]]] = {
 """The sets in the capabilities: all values that each can hold, and the operations that ask for them."""
 _TREATMENT = {
     "formats": "format", "scale_rules": "scale_rule", "roundings": "rounding", "blocks": "block",
-    "hadamard_sizes": "hadamard", "prescale": "prescale", "max_sr_bits": "sr_bits",
+    "hadamard_sizes": "hadamard", "prescale": "prescale", "arithmetics": "arithmetic", "max_sr_bits": "sr_bits",
+    "four_over_six": "four_over_six",
 }  # fmt: skip
 """What of a treatment needs a capability."""
 

@@ -19,8 +19,10 @@ from mxref.conformance.checking import Check, Plan, block_format
 from mxref.conformance.finding import controlled_check, quantize_check
 from mxref.conformance.requests.crafted import crafted_blocks, crafted_tensors, tame, threshold_blocks
 from mxref.conformance.requests.quantizing import Request, scales_only
-from mxref.dialects import DIALECTS
+from mxref.dialects import dialects_of
 from mxref.recipe import OperandSpec
+from mxref.steps.four_over_six import FourOverSix
+from mxref.steps.quotient import Arithmetic
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 from mxref.steps.scale import ScaleRule, bump_above, rules_of
@@ -47,8 +49,20 @@ def checks(plan: Plan) -> Iterator[Check]:
     if full:
         yield from _every_bfloat16(plan)
     yield from _block_shapes(plan)
-    for name, dialect in DIALECTS.items() if plan.format.scale.powers else ():
-        yield from _dialect(name, dialect.spec, plan)
+    orders = () if plan.format.scale.powers else tuple(Arithmetic)[1:]
+    for order, (x, tensor) in product(orders, tensors):
+        request = Request(x, replace(plan.base, arithmetic=order), amax=tensor.amax)
+        yield quantize_check("scale.arithmetic", f"{order.value}, crafted blocks{tensor.where}", request)
+    choices = () if plan.format.scale.powers else tuple(FourOverSix)[1:]
+    drawn = plan.cast(np.random.default_rng(plan.seed + 1).standard_normal((64, 8 * plan.format.k)))
+    for by, (x, amax, where) in product(
+        choices, [*((x, tensor.amax, f"crafted blocks{tensor.where}") for x, tensor in tensors),
+                  (drawn, None, "normal draws")],
+    ):  # fmt: skip
+        request = Request(x, replace(plan.base, four_over_six=by), amax=amax)
+        yield quantize_check("scale.four_over_six", f"{by.value} error, {where}", request, scales_only)
+    for name, spec in dialects_of(plan.format).items():
+        yield from _dialect(name, spec, plan)
 
 
 def _decided(title: str, request: Request) -> Iterator[Check]:
@@ -155,7 +169,6 @@ def crafted_tiles(rng: np.random.Generator, shape: tuple[int, ...], axis: int, k
 
 def _dialect(name: str, spec: OperandSpec, plan: Plan) -> Iterator[Check]:
     x = plan.cast(crafted_blocks(plan.format, plan.full).x)
-    spec = replace(spec, format=plan.format, block=plan.format.row)
     k = plan.format.k
     unit = max(spec.hadamard, k)
     rows = x[: len(x) // (unit // k) * (unit // k)].reshape(-1, unit)

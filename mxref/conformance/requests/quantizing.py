@@ -154,7 +154,8 @@ class Request:
         spec = self.spec
         needs: list[tuple[str, Any]] = [
             ("formats", spec.format), ("in_dtypes", dtype_name(self.x)), ("scale_rules", spec.scale_rule),
-            ("roundings", spec.rounding), ("blocks", spec.block),
+            ("roundings", spec.rounding), ("blocks", spec.block), ("arithmetics", spec.arithmetic),
+            ("four_over_six", spec.four_over_six),
         ]  # fmt: skip
         if spec.hadamard:
             needs.append(("hadamard_sizes", spec.hadamard))

@@ -147,7 +147,7 @@ const bars = (() => {
   /** The magnitudes near a block's amax at which its scale byte changes, with the byte above each. */
   function flips(block) {
     const { scale, treatment } = block;
-    const byteOf = (word) => mx.scaleOf(word, treatment, scale.t).byte;
+    const byteOf = (word) => mx.scaleOf(word, treatment, scale).byte;
     const turns = { rule: powerTurns, nearest: nearestTurns }[scale.kind]?.(block, byteOf) ?? [];
     return turns.filter((word) => word < mx.INFINITY_BITS).map((word) => {
       const value = mx.valueOf(word);
@@ -163,13 +163,15 @@ const bars = (() => {
 
   /** The first float32 at or above the middle of two scales that gets the upper one. */
   function nearestTurns({ scale, element, format }, byteOf) {
-    if (!scale.given && scale.amax === scale.A) return []; // the tensor's scale moves with the number
+    if (scale.chosen || (!scale.given && scale.amax === scale.A)) return []; // the tensor's scale moves with the number
     const { grid } = format.scale;
-    return [scale.byte, scale.byte + 1].filter((code) => code > 0 && code < grid.length).map((code) => {
-      let word = mx.bitsOf(((grid[code - 1] + grid[code]) / 2) * element.M * scale.t);
-      while (byteOf(word) < code) word++;
-      while (word > 1 && byteOf(word - 1) >= code) word--;
-      return word;
+    return [scale.byte, scale.byte + 1].filter((code) => code > 0 && code < grid.length).flatMap((code) => {
+      const middle = mx.bitsOf(((grid[code - 1] + grid[code]) / 2) * element.M * scale.t);
+      // An order of float32 operations turns near the middle, or not at all where its scales have a least one.
+      for (let word = Math.max(middle - 64, 1); word <= middle + 64; word++) {
+        if (byteOf(word - 1) < code && byteOf(word) >= code) return [word];
+      }
+      return [];
     });
   }
 

@@ -36,7 +36,7 @@ const controls = (() => {
       h("div", { class: "segments" }, Object.keys(mx.DIALECTS).map((name) => h("button", {
         type: "button", class: "segment", "aria-pressed": String(text === name), "data-key": `dialect-${name}`,
         disabled: !link.takes(treatment.format, name), title: link.takes(treatment.format, name) ? null : lacks(treatment),
-        onclick: () => app.treat(link.inFormat(link.readTreatment(name), treatment.format)),
+        onclick: () => app.treat(link.inDialect(name, treatment.format)),
       }, name))));
   }
 
@@ -62,8 +62,10 @@ const controls = (() => {
         ? ui.choice("prescale", "Prescale", [false, true], treatment.prescale, choose("prescale"), ["rounding.prescale"],
           { false: "none", true: words.fraction(element.prescale) })
         : h("fieldset", {}, h("legend", {}, "Prescale", ui.clause("rounding.prescale")), h("p", { class: "quiet" }, `${lacks(treatment)}.`)),
-      ui.choice("zero_scale", "Byte of a zero block", mx.zeroScalesOf(format), treatment.zero_scale, choose("zero_scale"), ["scale.zero"]),
-      ui.choice("block", "Scale shared by", blocks(treatment), treatment.block, choose("block"), [mx.rowsOf(treatment) > 1 ? "scale.block.tile" : "scale.block.row"]),
+      !scale.powers && ui.choice("arithmetic", "Arithmetic", mx.arithmeticsOf(format), treatment.arithmetic, (arithmetic) => app.treat({ arithmetic, zero_scale: 0, four_over_six: "off" }), ["scale.arithmetic"], words.ARITHMETICS),
+      !scale.powers && treatment.arithmetic === "real" && mx.rowsOf(treatment) === 1 && ui.choice("four_over_six", "Four over six, by the error", mx.choicesOf(format), treatment.four_over_six, choose("four_over_six"), ["scale.four_over_six"]),
+      ui.choice("zero_scale", "Byte of a zero block", treatment.arithmetic === "real" ? mx.zeroScalesOf(format) : [0], treatment.zero_scale, choose("zero_scale"), ["scale.zero"]),
+      ui.choice("block", "Scale shared by", blocks(treatment), treatment.block, (block) => app.treat({ block, four_over_six: "off" }), [mx.rowsOf(treatment) > 1 ? "scale.block.tile" : "scale.block.row"]),
       mx.rowsOf(treatment) > 1 && others(app),
     ];
   }

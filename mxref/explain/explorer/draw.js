@@ -19,7 +19,7 @@ const draw = (() => {
     const at = scale.m / 0x800000;
     const rows = words.rules(treatment).map((rule) => {
       const turn = Math.min(mx.turn(rule, element) / 0x800000, 1);
-      const byteOf = (u) => mx.scaleOf(u >>> 0, { ...treatment, scale_rule: rule }, scale.t).byte;
+      const byteOf = (u) => mx.scaleOf(u >>> 0, { ...treatment, scale_rule: rule }, scale).byte;
       const low = byteOf(Math.max(scale.E << 23 >>> 0, 1));
       const high = turn < 1 ? byteOf((scale.E << 23) | 0x7fffff) : low;
       const width = rule === "ceil" ? 0.008 : turn;

@@ -23,9 +23,13 @@ const explain = (() => {
     const first = index * k;
     const u = made.amax[index];
     const byte = made.scales[index];
+    const tensor = { A: mx.valueOf(made.A), t: made.t };
+    const found = mx.scaleOf(u, treatment, tensor);
+    const chosen = treatment.four_over_six !== "off" && found.kind === "nearest"
+      ? mx.candidates(made.y.slice(first, first + k), u, treatment, tensor) : null;
     const scale = {
-      ...mx.scaleOf(u, treatment, made.t), u, amax: mx.valueOf(u), X: format.scale.values[byte],
-      t: made.t, A: mx.valueOf(made.A), given: state.amax !== null, isNaN: byte === format.scale.nan,
+      ...found, ...(chosen && { ...chosen.both[chosen.taken], chosen }), u, amax: mx.valueOf(u), X: format.scale.values[byte],
+      ...tensor, given: state.amax !== null, isNaN: byte === format.scale.nan,
     };
     const own = mx.amaxBits(made.y, first, k);
     scale.at = own === u ? Array.from(made.y.slice(first, first + k), (w) => (w & 0x7fffffff) >>> 0).indexOf(u) : -1;
@@ -54,8 +58,8 @@ const explain = (() => {
     const P = element.values[given.code];
     const value = P * scale.X * scale.t / (treatment.prescale ? element.prescale : 1);
     const error = Math.abs(value - given.y);
-    if (scale.X === 0 && given.y !== 0) return { kind: "down", v: NaN, fraction: null, P, value, error };
-    const { m, unit } = mx.ratio(given.yBits, scale.byte, treatment, scale.t);
+    const { m, unit } = mx.ratio(given.yBits, scale.byte, treatment, scale);
+    if (scale.X === 0 && given.y !== 0 && m === 0) return { kind: "down", v: NaN, fraction: null, P, value, error };
     const v = m / unit;
     const low = mx.below(m, unit, element.grid);
     const lower = element.grid[low];

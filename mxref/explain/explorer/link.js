@@ -35,6 +35,8 @@ const link = (() => {
     prescale: (text) => choice("prescale", text, ["true", "false"]) === "true",
     hadamard: (text) => choice("hadamard", text, [0, ...mx.SIZES]),
     signs: (text) => choice("signs", text, mx.POLICIES),
+    arithmetic: (text, format) => choice(`${format}: arithmetic`, text, mx.arithmeticsOf(format)),
+    four_over_six: (text, format) => choice(`${format}: four_over_six`, text, mx.choicesOf(format)),
     sign_vector: (text) => (/^[+-]*$/.test(text) ? text : fail(`sign_vector = ${text} is not made of + and -`)),
   };
 
@@ -48,8 +50,8 @@ const link = (() => {
       if (!Object.hasOwn(READERS, key)) fail(`no key ${key} in a treatment: known are ${Object.keys(READERS).join(", ")}`);
       given[key] = decodeURIComponent(value);
     }
-    const format = given.format === undefined ? "mxfp4" : READERS.format(given.format);
-    const treatment = { ...mx.defaultsOf(format), ...mx.DIALECTS[dialect] };
+    const format = given.format === undefined ? mx.DIALECTS[dialect].format ?? "mxfp4" : READERS.format(given.format);
+    const treatment = { ...mx.defaultsOf(format), ...mx.DIALECTS[dialect], format };
     for (const [key, value] of Object.entries(given)) treatment[key] = READERS[key](value, format);
     return checkTreatment(treatment);
   }
@@ -60,6 +62,11 @@ const link = (() => {
     const { scale, k } = mx.FORMATS[format];
     if (!(scale.powers && mx.isThreshold(rule))) choice(`${format} has scales of ${scale.name}: scale_rule`, rule, mx.rulesOf(format));
     if (treatment.prescale && !scale.powers) fail(`${format} has scales of ${scale.name}: prescale is for powers of two`);
+    choice(`${format} has scales of ${scale.name}: arithmetic`, treatment.arithmetic, mx.arithmeticsOf(format));
+    if (treatment.arithmetic !== "real" && treatment.zero_scale) fail(`zero_scale = ${treatment.zero_scale} beside arithmetic = ${treatment.arithmetic}, which says what a zero block gets`);
+    choice(`${format} has scales of ${scale.name}: four_over_six`, treatment.four_over_six, mx.choicesOf(format));
+    if (treatment.four_over_six !== "off" && treatment.arithmetic !== "real") fail(`four_over_six = ${treatment.four_over_six} beside arithmetic = ${treatment.arithmetic}`);
+    if (treatment.four_over_six !== "off" && !block.startsWith("1x")) fail(`four_over_six = ${treatment.four_over_six} with block = ${block}: the choice depends on all rows of a tile, and the page has one`);
     choice(`${format} has scales of ${scale.name}: zero_scale`, String(treatment.zero_scale), mx.zeroScalesOf(format));
     const shape = /^([0-9]{1,6})x([0-9]+)$/.exec(block);
     if (!shape || Number(shape[2]) !== k || !isPower(Number(shape[1]))) fail(`block = ${block} is not ${mx.blocksOf(format).join(" or ")}, for ${format}`);
@@ -80,18 +87,23 @@ const link = (() => {
       ...treatment, format,
       scale_rule: from.scale.powers === to.scale.powers ? treatment.scale_rule : usual.scale_rule,
       prescale: treatment.prescale && to.scale.powers,
+      arithmetic: to.scale.powers ? "real" : treatment.arithmetic,
+      four_over_six: to.scale.powers ? "off" : treatment.four_over_six,
       zero_scale: treatment.zero_scale ? to.scale.one : 0,
       block: `${rows === from.k ? to.k : rows}x${to.k}`,
       sr_bits: Math.min(treatment.sr_bits, mx.maxBitsOf(format)),
     };
   }
 
-  /** Whether a format has the choices of a dialect. */
+  /** Whether a format has the choices of a dialect, or the dialect has a format of its own. */
   function takes(format, dialect) {
     const { scale } = mx.FORMATS[format];
-    const { scale_rule: rule, prescale } = mx.DIALECTS[dialect];
-    return scale.powers || !(rule || prescale);
+    const { format: own, scale_rule: rule, prescale } = mx.DIALECTS[dialect];
+    return own || scale.powers || !(rule || prescale);
   }
+
+  /** The treatment of a dialect: in its own format, or in the one that is given. */
+  const inDialect = (dialect, format) => inFormat(readTreatment(dialect), mx.DIALECTS[dialect].format ?? format);
 
   /** The changes from a dialect to a treatment. */
   function changesFrom(dialect, treatment) {
@@ -200,7 +212,7 @@ const link = (() => {
   }
 
   return {
-    OPERANDS, MAX_WORDS, LinkError, integer, read, write, readTreatment, treatmentText, checkTreatment, inFormat, takes,
+    OPERANDS, MAX_WORDS, LinkError, integer, read, write, readTreatment, treatmentText, checkTreatment, inFormat, inDialect, takes,
     checkAmax, hasAmax, blockCount, hex,
   };
 })();

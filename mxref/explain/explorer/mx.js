@@ -71,7 +71,7 @@ const mx = (() => {
     const grid = Array.from({ length: nan }, (_, code) =>
       subnormals ? magnitudeOfBits(code, mantissaBits, bias) : exp2(code - bias));
     return {
-      name, bias, nan, grid, one: bias << mantissaBits, S: grid[nan - 1],
+      name, bias, mantissaBits, nan, grid, one: bias << mantissaBits, S: grid[nan - 1],
       powers: mantissaBits === 0 && !subnormals,
       values: Array.from({ length: 256 }, (_, code) => (code < nan ? grid[code] : NaN)),
     };
@@ -106,19 +106,29 @@ const mx = (() => {
   const zeroScalesOf = (format) => [0, FORMATS[format].scale.one];
   /** The most random bits of SR (rounding.sr). */
   const maxBitsOf = (format) => (FORMATS[format].tensorScale ? Math.min(MAX_SR_BITS, 23 - FORMATS[format].element.p) : MAX_SR_BITS);
+  /** How quotients by the scales of a format are computed: real, or in an order of float32 operations (scale.arithmetic). */
+  const arithmeticsOf = (format) => (FORMATS[format].scale.powers ? ["real"] : ["real", ...Object.keys(orders)]);
+  /** By which error a block may choose between two scales (scale.four_over_six). */
+  const choicesOf = (format) => (FORMATS[format].scale.powers ? ["off"] : ["off", "absolute", "squared", "largest"]);
   /** The rows of a treatment that share a scale. */
   const rowsOf = (treatment) => Number(treatment.block.split("x")[0]);
 
-  /** The defaults of a treatment in a format (recipe.overlay), and the dialects as changes of them. */
+  /** The defaults of a treatment in a format (recipe.overlay), and the dialects as changes of those in their format. */
   const defaultsOf = (format) => ({
     format, scale_rule: rulesOf(format)[0], rounding: "rne", sr_bits: 16, block: blocksOf(format)[0], zero_scale: 0,
-    prescale: false, hadamard: 0, signs: "none", sign_vector: "",
+    prescale: false, hadamard: 0, signs: "none", sign_vector: "", arithmetic: "real", four_over_six: "off",
   });
   const DIALECTS = {
     ocp: {},
     amd: { scale_rule: "even", zero_scale: 127 },
     nvidia: { scale_rule: "rceil" },
     tseng: { rounding: "sr", prescale: true, hadamard: 64, signs: "per_step_layer" },
+    te_mxfp8: { format: "mxfp8_e4m3", scale_rule: "rceil" },
+    te_nvfp4: { format: "nvfp4", arithmetic: "te" },
+    torchao_nvfp4: { format: "nvfp4", arithmetic: "torchao" },
+    modelopt_nvfp4: { format: "nvfp4", arithmetic: "modelopt" },
+    compressed_tensors_nvfp4: { format: "nvfp4", arithmetic: "compressed_tensors" },
+    ggml_nvfp4: { format: "nvfp4", arithmetic: "ggml" },
   };
 
   // ---- random bits ----
@@ -286,12 +296,17 @@ const mx = (() => {
     return 0x800000 - (1 << (22 - element.p));
   }
 
-  /** The scale of a block (scale.amax and on): u is the integer maximum of the magnitudes' bits, t the tensor's scale. */
-  function scaleOf(u, treatment, t) {
+  /** What an order of float32 operations needs of a format. */
+  const sizes = ({ element, scale }) => ({ M: element.M, S: scale.S, magnitudes: element.grid });
+
+  /** The scale of a block (scale.amax and on): u is the integer maximum of the magnitudes' bits; A and t of the tensor. */
+  function scaleOf(u, treatment, tensor) {
     const { element, scale } = FORMATS[treatment.format];
     if (u >= INFINITY_BITS) return { kind: "nonfinite", byte: scale.nan };
+    const order = orders[treatment.arithmetic];
+    if (order) return { ...orderedScale(valueOf(u), order, treatment.format, tensor), ...(u === 0 && { kind: "zero" }) };
     if (u === 0) return { kind: "zero", byte: treatment.zero_scale };
-    if (!scale.powers) return nearestScale(valueOf(u), element.M * t, scale);
+    if (!scale.powers) return nearestScale(valueOf(u), element.M * tensor.t, scale);
     const E = u >>> 23;
     const m = u & 0x7fffff;
     const bump = m >= turn(treatment.scale_rule, element) ? 1 : 0;
@@ -308,10 +323,78 @@ const mx = (() => {
     return { kind: "nearest", quotient: a / unit, low, high, tie: low < high && a === half, byte: nearest(a, unit, scale.grid) };
   }
 
+  /** The scale of a block by an order of float32 operations (scale.arithmetic). */
+  function orderedScale(a, order, format, tensor) {
+    const { scale } = FORMATS[format];
+    const quotient = order.block(a, tensor, sizes(FORMATS[format]));
+    const { grid, mantissaBits } = scale;
+    const byte = order.cast(quotient, { grid, mantissaBits, nearest: (q, away) => nearest(q, 1, grid, away) });
+    return { ...nearestScale(quotient, 1, scale), byte };
+  }
+
+  const chooses = ({ four_over_six: by }) => by !== undefined && by !== "off";
+
+  /**
+   * The two candidates of words that share a scale (scale.four_over_six), each with its byte, the number that amax is
+   * divided by, and its error, an integer of no matter which unit; and which of them is taken.
+   */
+  function candidates(words, u, treatment, tensor) {
+    const { element, scale } = FORMATS[treatment.format];
+    const both = [element.M, exp2(element.emax)].map((over) => {
+      const made = nearestScale(valueOf(u), over * tensor.t, scale);
+      return { ...made, over, error: errorOf(words, scale.grid[made.byte] * tensor.t, element, treatment.four_over_six) };
+    });
+    return { both, taken: both[1].error < both[0].error ? 1 : 0 };
+  }
+
+  /** The real error of words under a unit, X t, rounded to nearest. */
+  function errorOf(words, unit, element, by) {
+    let total = 0n;
+    for (const word of words) {
+      const m = valueOf((word & 0x7fffffff) >>> 0);
+      const P = unit === 0 ? 0 : element.grid[nearest(m, unit, element.grid)];
+      const difference = integerOf(m) - integerOf(P * unit); // a double holds P times a unit
+      const error = difference < 0n ? -difference : difference;
+      if (by === "largest") total = error > total ? error : total;
+      else total += by === "squared" ? error * error : error;
+    }
+    return total;
+  }
+
+  /** A double >= 0 as a multiple of 2^-200, which is below every unit here. */
+  function integerOf(value) {
+    wide.setFloat64(0, value);
+    const bits = wide.getBigUint64(0);
+    const exponent = bits >> 52n;
+    const mantissa = exponent ? (bits & 0xfffffffffffffn) | 0x10000000000000n : 0n;
+    const shift = exponent - 1075n + 200n;
+    return shift < 0n ? mantissa >> -shift : mantissa << shift;
+  }
+  const wide = new DataView(new ArrayBuffer(8));
+
+  /** Replace the bytes of blocks, or of tiles, by those of their better candidates. */
+  function choose(scales, amax, y, length, treatment, tensor) {
+    const { k, scale } = FORMATS[treatment.format];
+    const blocks = length / k;
+    const height = Math.min(rowsOf(treatment), scales.length / blocks);
+    for (let top = 0; top < scales.length / blocks; top += height) {
+      for (let b = 0; b < blocks; b++) {
+        const rows = Array.from({ length: height }, (_, i) => top + i);
+        const at = rows.map((row) => row * blocks + b);
+        if (scales[at[0]] === scale.nan || amax[at[0]] === 0) continue;
+        const words = rows.flatMap((row) => [...y.slice(row * length + b * k, row * length + (b + 1) * k)]);
+        const { both, taken } = candidates(words, amax[at[0]], treatment, tensor);
+        for (const i of at) scales[i] = both[taken].byte;
+      }
+    }
+  }
+
   /** The scale t of a tensor whose largest finite magnitude has the bits A; 1 where the format has none (scale.tensor). */
-  function tensorScale(A, format) {
+  function tensorScale(A, treatment) {
+    const { format, arithmetic } = treatment;
     const { element, scale, tensorScale: has } = FORMATS[format];
-    return has && A ? Math.max(Math.fround(valueOf(A) / (element.M * scale.S)), exp2(-149)) : 1;
+    if (has && orders[arithmetic]) return orders[arithmetic].tensor(valueOf(A), sizes(FORMATS[format]));
+    return has && A ? Math.max(Math.fround(valueOf(A) / (element.M * (chooses(treatment) ? exp2(exponentOf(scale.S)) : scale.S))), exp2(-149)) : 1;
   }
 
   /** The bits of the largest finite magnitude of words (scale.tensor.amax). */
@@ -335,12 +418,18 @@ const mx = (() => {
 
   /**
    * The ratio that is rounded, as a magnitude over a unit, neither of which is rounded: under scales that are powers
-   * of two, v' over 1 (rounding.scaled, rounding.prescale); else |y| over X t (rounding.quotient), and 0 where X is 0.
+   * of two, v' over 1 (rounding.scaled, rounding.prescale); in an order of float32 operations, v over 1; else |y| over
+   * X t (rounding.quotient), and 0 where X is 0.
    */
-  function ratio(word, byte, treatment, t) {
+  function ratio(word, byte, treatment, tensor) {
     const { element, scale } = FORMATS[treatment.format];
     const magnitude = valueOf((word & 0x7fffffff) >>> 0);
-    if (!scale.powers) return scale.values[byte] ? { m: magnitude, unit: scale.values[byte] * t } : { m: 0, unit: 1 };
+    const order = orders[treatment.arithmetic];
+    if (order) {
+      const v = magnitude && order.element(magnitude, scale.values[byte], tensor, sizes(FORMATS[treatment.format]));
+      return { m: Math.min(v, valueOf(INFINITY_BITS - 1)), unit: 1 };
+    }
+    if (!scale.powers) return scale.values[byte] ? { m: magnitude, unit: scale.values[byte] * tensor.t } : { m: 0, unit: 1 };
     const v = magnitude * exp2(scale.bias - byte); // exact in a double
     return { m: treatment.prescale ? Math.fround(element.prescale * v) : v, unit: 1 };
   }
@@ -388,7 +477,7 @@ const mx = (() => {
    * Codes, one per byte, and scale bytes of rows of `length` elements, which are float32 words (quantize.order).
    * `negative` are the signs of the transform. `place` says where SR's integers come from: its stream, the index
    * of each row's first element (BigInt), for a tile whose other rows are elsewhere their largest magnitude, and for
-   * a format with a scale of the tensor that scale, or A; without either the rows are the whole tensor.
+   * a format with a scale of the tensor A, and t if it is known; without either the rows are the whole tensor.
    */
   function quantize(words, length, treatment, negative, place) {
     const rows = length ? words.length / length : 0;
@@ -405,8 +494,10 @@ const mx = (() => {
     const tile = rowsOf(treatment);
     if (tile > 1 && rows >= tile) shareTiles(amax, rows, blocks, tile);
     const A = place.A ?? Math.max(tensorAmax(y), tensorAmax([others]));
-    const t = place.t ?? tensorScale(A, treatment.format);
-    const scales = Uint8Array.from(amax, (u) => scaleOf(u, treatment, t).byte);
+    const t = place.t ?? tensorScale(A, treatment);
+    const tensor = { A: valueOf(A), t };
+    const scales = Uint8Array.from(amax, (u) => scaleOf(u, treatment, tensor).byte);
+    if (chooses(treatment)) choose(scales, amax, y, length, treatment, tensor);
     const codes = new Uint8Array(words.length);
     for (let row = 0; row < rows; row++) {
       const random = treatment.rounding === "sr"
@@ -415,7 +506,7 @@ const mx = (() => {
         const at = row * length + i;
         const byte = scales[row * blocks + Math.floor(i / k)];
         if (byte === scale.nan) continue; // scale.nonfinite: all codes are 0
-        const { m, unit } = ratio(y[at], byte, treatment, t);
+        const { m, unit } = ratio(y[at], byte, treatment, tensor);
         const code = roundMagnitude(m, unit, treatment.rounding, element, random && random[i], treatment.sr_bits);
         codes[at] = signed(code, y[at] >>> 31 === 1, element);
       }
@@ -467,7 +558,7 @@ const mx = (() => {
   }
 
   return {
-    FORMATS, rulesOf, blocksOf, zeroScalesOf, maxBitsOf, rowsOf, isThreshold, ROUNDINGS, SIZES, POLICIES, defaultsOf, DIALECTS,
+    FORMATS, rulesOf, blocksOf, arithmeticsOf, choicesOf, candidates, zeroScalesOf, maxBitsOf, rowsOf, isThreshold, ROUNDINGS, SIZES, POLICIES, defaultsOf, DIALECTS,
     INFINITY_BITS, bitsOf, valueOf, exp2, philox, callOf, draw, integers, checkStream, checkOperand, signVector, hadamard,
     inverseHadamard, turn, scaleOf, tensorScale, tensorAmax, amaxBits, magnitudeCode, ratio, below, nearest, fraction,
     roundMagnitude, quantize, pack, unpack, dequantize, toBfloat16,

@@ -30,10 +30,12 @@ const steps = (() => {
     const special = { nonfinite: ["scale.nonfinite"], zero: ["scale.zero"] }[block.scale.kind];
     const tile = mx.rowsOf(block.treatment) > 1 ? ["scale.block.tile"] : [];
     const { powers, name } = block.format.scale;
-    const rule = [`scale.rule.${words.ruleKind(block.treatment.scale_rule)}`, powers ? "scale.clamp" : "scale.underflow"];
+    const real = block.treatment.arithmetic === "real";
+    const rule = real ? [`scale.rule.${words.ruleKind(block.treatment.scale_rule)}`, powers ? "scale.clamp" : "scale.underflow"] : ["scale.arithmetic"];
+    if (block.treatment.four_over_six !== "off") rule.push("scale.four_over_six");
     const sentence = powers
       ? "One power of two for the block, from the bits of its largest magnitude."
-      : `One scale of ${name} for the block: its largest magnitude over the largest element and the tensor's scale, rounded once.`;
+      : `One scale of ${name} for the block: its largest magnitude over the largest element and the tensor's scale, ${real ? "rounded once" : "each operation in float32"}.`;
     ui.replace(node,
       ui.head(3, "Amax, rule, scale byte", sentence,
         ["scale.amax", ...(block.format.tensorScale ? ["scale.tensor"] : []), ...(special ?? rule), ...tile], sideOf(app)),
@@ -58,7 +60,8 @@ const steps = (() => {
     const { treatment } = block;
     const e = block.elements[app.element];
     const differ = app.differ?.codes ?? [];
-    const clauses = [block.format.scale.powers ? "rounding.scaled" : "rounding.quotient", `rounding.${treatment.rounding}`, "rounding.saturate", "rounding.sign", ...(treatment.prescale ? ["rounding.prescale"] : [])];
+    const divided = treatment.arithmetic !== "real" ? "scale.arithmetic" : block.format.scale.powers ? "rounding.scaled" : "rounding.quotient";
+    const clauses = [divided, `rounding.${treatment.rounding}`, "rounding.saturate", "rounding.sign", ...(treatment.prescale ? ["rounding.prescale"] : [])];
     const cells = block.elements.map((each) => h("button", {
       type: "button", class: `cell ${each.kind}${each.position === e.position ? " selected" : ""}${differ[each.position] ? " differs" : ""}`,
       tabindex: each.position === e.position ? 0 : -1, "data-element": each.position, "data-key": `cell-${each.position}`,
@@ -69,7 +72,7 @@ const steps = (() => {
     ui.replace(node,
       ui.head(4, "Elements on the grid", `Each magnitude is divided by X${block.format.tensorScale ? " and t" : ""} and rounded to a grid point of ${block.element.name}; then it gets its sign back.`, clauses, sideOf(app)),
       block.scale.isNaN ? h("p", { class: "quiet" }, "A NaN block: nothing is rounded, and every code is 0.")
-        : block.scale.X === 0 ? h("p", { class: "quiet" }, "X is 0: nothing is divided, and every code is 0 with its sign.")
+        : block.scale.X === 0 && block.elements.some((each) => Number.isNaN(each.v)) ? h("p", { class: "quiet" }, "X is 0: nothing is divided, and every code is 0 with its sign.")
         : draw.grid(app.width, block, e.position),
       h("div", { class: "columns wide-left" },
         h("div", {}, h("div", { class: "cells" }, cells),

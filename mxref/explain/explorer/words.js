@@ -6,6 +6,11 @@ const words = (() => {
   const hex6 = (value) => "0x" + value.toString(16).padStart(6, "0");
   const NAMES = { floor: "FLOOR", ceil: "CEIL", rceil: "RCEIL", even: "EVEN", nearest: "NEAREST", rne: "RNE", rna: "RNA", rtz: "RTZ", sr: "SR" };
 
+  const ARITHMETICS = {
+    real: "real numbers", te: "Transformer Engine", te_2_13: "Transformer Engine to 2.13", torchao: "torchao", modelopt: "Model Optimizer",
+    compressed_tensors: "compressed-tensors", ggml: "ggml",
+  };
+
   /** A few significant digits, for what is no float32. */
   function brief(value, digits = 4) {
     if (value === null) return "-";
@@ -69,6 +74,10 @@ const words = (() => {
         `The byte is ${scale.byte}, which is NaN, and all codes are 0.`,
       ];
     }
+    const { arithmetic } = treatment;
+    if (scale.kind === "zero" && arithmetic !== "real") {
+      return ["Every element is zero (u = 0).", ...tensorLines(block), `${ARITHMETICS[arithmetic]} stores for it byte ${scale.byte}, X = ${scaleText(block)}.`];
+    }
     if (scale.kind === "zero") {
       return [
         "Every element is zero (u = 0): no rule applies.",
@@ -100,27 +109,43 @@ const words = (() => {
   }
 
   /** The tensor's amax and its scale. */
-  function tensorLines({ scale, element, format }) {
+  function tensorLines({ scale, element, format, treatment }) {
     if (!format.tensorScale) return [];
     const whose = scale.given ? "given" : "of these numbers";
+    if (treatment.arithmetic !== "real") {
+      return [`The tensor's amax A = ${show(scale.A)}, ${whose}: t = ${show(scale.t)} (0x${link.hex(mx.bitsOf(scale.t))}) in the float32 operations of ${ARITHMETICS[treatment.arithmetic]}.`];
+    }
     if (scale.A === 0) return [`The tensor's amax A = 0, ${whose}: t = 1.`];
-    const quotient = `A / (${element.M} \u00b7 ${format.scale.S})`;
+    const top = treatment.four_over_six === "off" ? format.scale.S : mx.exp2(Math.floor(Math.log2(format.scale.S)));
+    const quotient = `A / (${element.M} \u00b7 ${top})`;
     return [`The tensor's amax A = ${show(scale.A)}, ${whose}: t = ${quotient} = ${show(scale.t)}, a float32 (0x${link.hex(mx.bitsOf(scale.t))}).`];
   }
 
   /** The quotient, its two neighbours among the scales, and the chosen one. */
   function nearestLines(block) {
-    const { scale, element, format } = block;
+    const { scale, element, format, treatment } = block;
     const { grid, name, S } = format.scale;
+    const over = scale.chosen ? scale.over : element.M;
+    const own = treatment.arithmetic === "real" ? null : ARITHMETICS[treatment.arithmetic];
     const [low, high] = [grid[scale.low], grid[scale.high]];
-    const unit = format.tensorScale ? `(${element.M} t)` : element.M;
-    const lines = [`a / ${unit} = ${real(scale.quotient, low, (low + high) / 2, high)}, a real number: it is not rounded before.`];
+    const unit = format.tensorScale ? `(${over} t)` : over;
+    const lines = [`a / ${unit} = ${real(scale.quotient, low, (low + high) / 2, high)}, ${own ? `in the float32 operations of ${own}` : "a real number: it is not rounded before"}.`];
     const chosen = `byte ${scale.byte} = 0x${ui.hex2(scale.byte)}, X = ${scale.X}`;
-    if (scale.quotient >= S) lines.push(`${S} is the largest scale of ${name}: ${chosen}.`);
+    const nearer = mx.nearest(scale.quotient, 1, grid);
+    if (scale.byte !== nearer) lines.push(`${own} does not take the scale nearest to it, 0x${ui.hex2(nearer)}: ${chosen}.`);
+    else if (scale.quotient >= S) lines.push(`${S} is the largest scale of ${name}: ${chosen}.`);
     else if (scale.quotient === low) lines.push(`It is a scale of ${name}: ${chosen}.`);
     else {
       const why = scale.tie ? "halfway, so the even code" : "the nearer";
       lines.push(`It lies between the scales ${low} (0x${ui.hex2(scale.low)}) and ${high} (0x${ui.hex2(scale.high)}): ${why}, ${chosen}.`);
+    }
+    if (scale.X === 0 && ["te", "te_2_13"].includes(treatment.arithmetic)) {
+      return [...lines, "The scale underflows to 0, by which the elements are divided all the same: they saturate."];
+    }
+    if (scale.chosen) {
+      const [six, four] = scale.chosen.both;
+      const result = six.error === four.error ? "as large as" : scale.chosen.taken ? "larger than" : "smaller than";
+      lines.unshift(`Four over six: the ${treatment.four_over_six} error under a / ${six.over}, byte 0x${ui.hex2(six.byte)}, is ${result} that under a / ${four.over}, byte 0x${ui.hex2(four.byte)}.`);
     }
     if (scale.X === 0) return [...lines, "The scale underflows to 0: every code is 0, with its sign."];
     const ratio = scale.amax / (scale.X * scale.t);
@@ -187,5 +212,5 @@ const words = (() => {
     return String(value);
   }
 
-  return { NAMES, ruleName, ruleKind, rules, KINDS, brief, real, ratio, scaleText, divisor, cell, valueText, scaleLines, reason, short, code, fraction, hex6, power, upWhen };
+  return { NAMES, ARITHMETICS, ruleName, ruleKind, rules, KINDS, brief, real, ratio, scaleText, divisor, cell, valueText, scaleLines, reason, short, code, fraction, hex6, power, upWhen };
 })();

@@ -39,24 +39,35 @@ def scattered(s: Any, size: int, place: Callable[[int, int], int]) -> Any:
     return out
 
 
+def padded(s: Any, multiple: int) -> int:
+    """The columns of scales, filled up."""
+    return -(-s.shape[1] // multiple) * multiple
+
+
 def nvidia(s: Any) -> Any:
+    width = padded(s, 4)
     return scattered(
-        s, 256 * 12, lambda r, c: (r // 128 * 3 + c // 4) * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
+        s, 256 * width,
+        lambda r, c: (r // 128 * (width // 4) + c // 4) * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4,
     )  # fmt: skip
 
 
 def gfx950(rows: int) -> Callable[[Any], Any]:
     def stored(s: Any) -> Any:
+        width = padded(s, 8)
         return scattered(
-            s, rows * 16,
-            lambda r, c: r // 32 * 32 * 16 + c // 8 * 256 + c % 4 * 64 + r % 16 * 4 + c % 8 // 4 * 2 + r % 32 // 16,
+            s, rows * width,
+            lambda r, c: r // 32 * 32 * width + c // 8 * 256 + c % 4 * 64 + r % 16 * 4 + c % 8 // 4 * 2 + r % 32 // 16,
         )  # fmt: skip
 
     return stored
 
 
 def gfx1250(s: Any) -> Any:
-    return scattered(s, 160 * 12, lambda r, c: r // 32 * 32 * 12 + c // 4 * 128 + r % 32 * 4 + c % 4)
+    width = padded(s, 4)
+    return scattered(
+        s, 160 * width, lambda r, c: r // 32 * 32 * width + c // 4 * 128 + r % 32 * 4 + c % 4
+    )  # fmt: skip
 
 
 def halves(codes: Any) -> Any:
@@ -105,6 +116,48 @@ def test_every_layout_is_read_and_found(name: str) -> None:
     assert f"all {part} are equal under --layout {name}" in str(report)
     assert report.failure is not None
     assert report.failure.clause == ("packing.nibbles" if part == "codes" else "packing.scales")
+
+
+NVFP4_SCALES = ("rows", "rows.T", "nvidia_128x4", "gfx950_32x8", "gfx950_256x8", "gfx1250_32x4")
+
+
+@pytest.mark.parametrize("name", NVFP4_SCALES)
+def test_layouts_hold_e4m3_scale_bytes_too(name: str) -> None:
+    x = values()
+    q = mxref.quantize(x, "te_nvfp4")
+    scales = np.asarray(STORED[name](q.scales))
+    assert compare(x, q.codes, scales, "te_nvfp4", layout=name)
+    tried = compare(x, q.codes, scales, "te_nvfp4", layout="any")
+    assert tried
+    assert name in tried.layout
+
+
+@pytest.mark.parametrize("name", ["exponents", "bias_125"])
+def test_layouts_of_e8m0_codes_are_refused_for_scales_with_a_mantissa(name: str) -> None:
+    x = values()
+    q = mxref.quantize(x, mxref.OperandSpec("nvfp4"))
+    with pytest.raises(
+        RecipeError, match=f"layout {name} is of E8M0 codes, and the scales of NVFP4 are UE4M3"
+    ):
+        compare(x, q.codes, q.scales, mxref.OperandSpec("nvfp4"), layout=name)
+
+
+def test_the_tiles_of_torchao_hold_e4m3_scale_bytes() -> None:
+    torch = pytest.importorskip("torch")
+    utils = pytest.importorskip("torchao.prototype.mx_formats.utils")
+    x = values()
+    q = mxref.quantize(x, "torchao_nvfp4")
+    blocked = utils.to_blocked(torch.from_numpy(q.scales).view(torch.float8_e4m3fn))
+    stored = blocked.view(torch.uint8).numpy()
+    assert compare(x, q.codes, stored, "torchao_nvfp4", layout="nvidia_128x4")
+
+
+def test_the_dialect_of_another_implementation_is_recognised() -> None:
+    x = values()
+    q = mxref.quantize(x, "ggml_nvfp4")
+    report = compare(x, q.codes, q.scales, "te_nvfp4")
+    assert not report
+    assert "all bytes are those of the dialect ggml_nvfp4" in str(report)
 
 
 TREATMENTS = {

@@ -10,6 +10,7 @@ from mutants.misleading_faults import BLAME_MUTANTS
 from mutants.mutant import Mutant
 from mutants.run_faults import Rare
 from mutants.staged import Staged
+from mxref import DIALECTS
 from mxref.conformance import CLAUSES, ClauseResult, Level, Report, check
 
 DUAL = "conformance.dual"
@@ -74,5 +75,5 @@ def test_faults_cover_the_clauses():
     # Joins of other clauses, and what the others decode or measure; each has its own tests.
     assert without == {
         "rounding.native_sr", "linear.rotation", "quantize.order",
-        "dialect.ocp", "dialect.amd", "dialect.nvidia", "dialect.tseng",
+        *(f"dialect.{name}" for name in DIALECTS),
     }  # fmt: skip
