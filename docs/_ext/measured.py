@@ -22,6 +22,7 @@ STUDIES = (
     "projection.page",
     "peers.render",
     "peers.pages",
+    "peers.nvfp4",
     "exhaustive.table",
     "ablations.page",
 )
