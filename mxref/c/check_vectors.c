@@ -55,10 +55,10 @@ static int agrees_quantize(const mxref_quantize_vector *v) {
                 uint32_t most = mxref_amax(x + r * v->length + column * k, k);
                 if (most > amax) amax = most;
             }
-            if (v->nonfinite && !mxref__finite(amax)) return 1;
+            if (v->nonfinite && !mxref_finite(amax)) return 1;
             if (v->nonfinite) continue;
             scale = (uint8_t)mxref_scale_nan(&v->format->scale);
-            if (mxref__finite(amax)) scale = mxref_scale_code(v->format, &v->how, amax, t);
+            if (mxref_finite(amax)) scale = mxref_scale_code(v->format, &v->how, amax, t);
             for (r = row; r < row + v->tile; r++) {
                 if (scale != v->scales[r * blocks + column]) return 0;
                 for (i = r * v->length + column * k; i < r * v->length + (column + 1) * k; i++) {
@@ -66,7 +66,7 @@ static int agrees_quantize(const mxref_quantize_vector *v) {
                     uint32_t random = 0;
                     uint8_t code = 0;
                     if (v->how.rounding == MXREF_SR) random = mxref_random(v->stream, index, v->how.sr_bits);
-                    if (mxref__finite(amax)) code = mxref_code(v->format, &v->how, x[i], scale, t, random);
+                    if (mxref_finite(amax)) code = mxref_code(v->format, &v->how, x[i], scale, t, random);
                     if (code != v->codes[i]) return 0;
                 }
             }

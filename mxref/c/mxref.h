@@ -3,13 +3,19 @@
  * Every bit is that of the specification of mxref; clauses are named in brackets, as in [scale.rule.floor].
  * There is no floating-point type here. Floats are given by their bits: uint32_t for float32, uint16_t for bfloat16.
  * So nothing depends on a compiler's options or on the rounding mode, and each function can be read as hardware.
- * Nothing is allocated, and nothing is kept between calls. Arguments are trusted.
+ * Nothing is allocated, and nothing is kept between calls.
  *
  *     uint8_t codes[32], scale;
- *     const mxref_treatment t = {MXREF_RCEIL, 0, MXREF_RNE, 16, 0, 0};
- *     mxref_quantize(&MXREF_MXFP4, &t, x_bits, 0, MXREF_ONE, codes, &scale);
+ *     const mxref_treatment how = {MXREF_RCEIL, 0, MXREF_RNE, 16, 0, 0};
+ *     mxref_quantize(&MXREF_MXFP4, &how, x_bits, 0, MXREF_ONE, codes, &scale);
  *
- * A tile of r rows [scale.block.tile]: take mxref_amax over all of it, mxref_scale_code, and mxref_code for each element.
+ * A tile of r rows [scale.block.tile]: take mxref_amax over all of it. If it is finite (mxref_finite), mxref_scale_code and
+ * mxref_code of each element follow; otherwise the scale is mxref_scale_nan, and every code is 0.
+ *
+ * Not here: scales chosen by error [scale.four_over_six], orders of float32 operations [scale.arithmetic], the GEMM profiles
+ * exact and bounded, and FP8 with a scale of the tensor alone.
+ * Arguments are trusted. A rule for the other kind of scale, a prescale under scales with a mantissa, SR without random
+ * integers, and a layer of 2^24 or more are mistakes that no function reports.
  * Everything that begins with mxref__ is internal.
  */
 #ifndef MXREF_H
@@ -58,7 +64,8 @@ enum { MXREF_RNE, MXREF_RNA, MXREF_RTZ, MXREF_SR };
 
 typedef struct {
     int rule;           /* MXREF_NEAREST for scales with a mantissa, another one for powers of two */
-    int32_t turn;       /* of MXREF_TURN: a mantissa above it adds one to the exponent; >1.5 is 0x400000, >=1.5 0x3FFFFF */
+    int32_t turn;       /* of MXREF_TURN, a threshold [scale.rule.threshold]: the 23-bit mantissa above which one is added to
+                         * the exponent. It is 0x400000 for >1.5, 0x3FFFFF for >=1.5, and -1 for >=1. */
     int rounding;
     int sr_bits;        /* R of MXREF_SR, 1 to 22 */
     int prescale;       /* [rounding.prescale] */
@@ -171,7 +178,8 @@ static inline mxref__number mxref__of(uint32_t bits) {
     return field ? mxref__make(m | 0x800000, (int)field - 150) : mxref__make(m, -149);
 }
 
-static inline int mxref__finite(uint32_t bits) { return (bits & 0x7F800000u) != 0x7F800000u; }
+/* Whether a float32 is neither NaN nor infinite. */
+static inline int mxref_finite(uint32_t bits) { return (bits & 0x7F800000u) != 0x7F800000u; }
 static inline int mxref__is_nan(uint32_t bits) { return (bits & 0x7FFFFFFFu) > 0x7F800000u; }
 
 /* RN32 of a finite float32 plus (-1)^negative n, where n has at most 80 bits; an exact zero is +0 unless both are -0. */
@@ -203,8 +211,8 @@ static inline uint32_t mxref__plus(uint32_t a, int negative, mxref__number n) {
 /* fl32(a + b) */
 static inline uint32_t mxref_add(uint32_t a, uint32_t b) {
     if (mxref__is_nan(a) || mxref__is_nan(b)) return MXREF_NAN;
-    if (!mxref__finite(a)) return mxref__finite(b) || a == b ? a : MXREF_NAN;
-    return mxref__finite(b) ? mxref__plus(a, (int)(b >> 31), mxref__of(b)) : b;
+    if (!mxref_finite(a)) return mxref_finite(b) || a == b ? a : MXREF_NAN;
+    return mxref_finite(b) ? mxref__plus(a, (int)(b >> 31), mxref__of(b)) : b;
 }
 
 /* fl32(a b) */
@@ -212,7 +220,7 @@ static inline uint32_t mxref_multiply(uint32_t a, uint32_t b) {
     uint32_t sign = (a ^ b) & 0x80000000u, x = a & 0x7FFFFFFFu, y = b & 0x7FFFFFFFu;
     mxref__number n = mxref__of(b);
     if (mxref__is_nan(a) || mxref__is_nan(b)) return MXREF_NAN;
-    if (!mxref__finite(a) || !mxref__finite(b)) return x && y ? sign | 0x7F800000u : MXREF_NAN;
+    if (!mxref_finite(a) || !mxref_finite(b)) return x && y ? sign | 0x7F800000u : MXREF_NAN;
     return mxref__round(sign != 0, mxref__times(mxref__of(a), (uint32_t)n.lo, n.e));
 }
 
@@ -271,7 +279,7 @@ static inline mxref__number mxref__most(const mxref_format *f) {
     return mxref__times(mxref__magnitude(&f->element, mxref_max_code(&f->element)), (uint32_t)s.lo, s.e);
 }
 
-/* n / m with 40 bits or more, the lowest of which stands for the remainder; n has at most 24 bits, m at most 24. */
+/* n / m with 39 bits or more, the lowest of which stands for the remainder; n has at most 24 bits, m at most 24. */
 static inline mxref__number mxref__over(mxref__number n, mxref__number m) {
     int by = 62 - mxref__bits64(n.lo);
     uint64_t numerator = n.lo << by;
@@ -294,7 +302,7 @@ static inline uint32_t mxref_finite_amax(const uint32_t *x, int64_t n) {
     uint32_t most = 0;
     int64_t i;
     for (i = 0; i < n; i++)
-        if (mxref__finite(x[i]) && (x[i] & 0x7FFFFFFFu) > most) most = x[i] & 0x7FFFFFFFu;
+        if (mxref_finite(x[i]) && (x[i] & 0x7FFFFFFFu) > most) most = x[i] & 0x7FFFFFFFu;
     return most;
 }
 
@@ -325,9 +333,9 @@ static inline uint8_t mxref_scale_code(const mxref_format *f, const mxref_treatm
     uint32_t low = 0, high;
     if (!amax) return (uint8_t)(how->zero_scale_one ? (uint32_t)s->bias << s->mantissa_bits : 0);
     if (!s->mantissa_bits) {
-        int e = (int)(amax >> 23) - 127 - mxref_emax(&f->element);
-        e += (int32_t)(amax & 0x7FFFFF) > mxref_turn(&f->element, how);
-        return (uint8_t)((e < -127 ? -127 : e > 127 ? 127 : e) + 127);
+        int code = (int)(amax >> 23) - 127 - mxref_emax(&f->element) + s->bias, most = (int)mxref_scale_nan(s) - 1;
+        code += (int32_t)(amax & 0x7FFFFF) > mxref_turn(&f->element, how);
+        return (uint8_t)(code < 0 ? 0 : code > most ? most : code);
     }
     a = mxref__of(amax);
     unit = mxref__of(t);
@@ -384,7 +392,8 @@ static inline uint8_t mxref_signed_code(const mxref_element *f, uint32_t magnitu
 static inline uint8_t mxref_code(
     const mxref_format *f, const mxref_treatment *how, uint32_t x, uint8_t scale, uint32_t t, uint32_t random
 ) {
-    mxref__number n = mxref__of(x & 0x7FFFFFFFu), divisor = mxref__scale_value(&f->scale, scale), tensor = mxref__of(t);
+    mxref__number n = mxref__of(x & 0x7FFFFFFFu), divisor = mxref__scale_value(&f->scale, scale),
+                  tensor = mxref__of(f->tensor_scale ? t : MXREF_ONE);
     uint32_t magnitude = 0;
     divisor = mxref__times(divisor, (uint32_t)tensor.lo, tensor.e);
     if (how->prescale && n.lo) { /* v' = fl32(M / 2^(emax+1) v); a v that float32 cannot hold has the code 0 anyway */
@@ -404,7 +413,7 @@ static inline int mxref_quantize(
     uint8_t *codes, uint8_t *scale
 ) {
     uint32_t amax = mxref_amax(x, f->k);
-    int i, finite = mxref__finite(amax);
+    int i, finite = mxref_finite(amax);
     *scale = finite ? mxref_scale_code(f, how, amax, t) : (uint8_t)mxref_scale_nan(&f->scale);
     for (i = 0; i < f->k; i++)
         codes[i] = finite ? mxref_code(f, how, x[i], *scale, t, random ? random[i] : 0) : 0;
@@ -429,12 +438,14 @@ static inline int mxref__decode(const mxref_element *f, uint8_t code, int *negat
 
 /* [dequantize.value, dequantize.overflow, dequantize.nan] The value of an element, as float32. */
 static inline uint32_t mxref_value(const mxref_format *f, uint8_t code, uint8_t scale, uint32_t t) {
-    mxref__number n, x = mxref__scale_value(&f->scale, scale), tensor = mxref__of(t);
+    uint32_t of_tensor = f->tensor_scale ? t : MXREF_ONE;
+    mxref__number n, x = mxref__scale_value(&f->scale, scale), tensor = mxref__of(of_tensor);
     int negative, kind = mxref__decode(&f->element, code, &negative, &n);
     if (mxref__scale_is_nan(&f->scale, scale) || kind == MXREF__NAN) return MXREF_NAN;
     if (kind == MXREF__INFINITY) return (negative ? 0x80000000u : 0) | 0x7F800000u;
-    n = mxref__times(mxref__times(n, (uint32_t)x.lo, x.e), (uint32_t)tensor.lo, tensor.e);
-    return mxref__round(negative, n);
+    n = mxref__times(n, (uint32_t)x.lo, x.e);
+    if (!mxref_finite(of_tensor)) return mxref_multiply(mxref__round(negative, n), of_tensor);
+    return mxref__round(negative ^ (int)(of_tensor >> 31), mxref__times(n, (uint32_t)tensor.lo, tensor.e));
 }
 
 /* ---------------------------------------------------------------- packing */
@@ -447,11 +458,11 @@ static inline int mxref_code_bits(const mxref_element *f) {
 /* [packing.nibbles, packing.sixes, packing.bytes] Pack n codes, the first in the lowest bits; n is a multiple of 4. */
 static inline void mxref_pack(const mxref_element *f, const uint8_t *codes, int64_t n, uint8_t *packed) {
     uint32_t word = 0;
-    int held = 0;
+    int held = 0, width = mxref_code_bits(f);
     int64_t i;
     for (i = 0; i < n; i++) {
-        word |= (uint32_t)codes[i] << held;
-        for (held += mxref_code_bits(f); held >= 8; held -= 8, word >>= 8) *packed++ = (uint8_t)word;
+        word |= (codes[i] & ((1u << width) - 1)) << held;
+        for (held += width; held >= 8; held -= 8, word >>= 8) *packed++ = (uint8_t)word;
     }
 }
 
@@ -519,7 +530,8 @@ static inline uint32_t mxref_random(mxref_stream s, uint64_t i, int sr_bits) {
 
 /* ---------------------------------------------------------------- the Hadamard transform */
 
-/* [hadamard.signs] Whether element i of every group is negated; `s` has the sign id (6, 7 or 8) as its operand. */
+/* [hadamard.signs] Whether element i of every group is negated. The operand of `s` is the sign id, 6, 7 or 8. Its step is 0
+ * under the policy `fixed`, and its layer is 0 but under `per_step_layer` [hadamard.policy]. */
 static inline int mxref_negated(mxref_stream s, uint32_t i) {
     uint32_t words[4];
     mxref_words(s, i / 128, words);
@@ -609,7 +621,7 @@ static inline uint32_t mxref_dot(const mxref_operand *a, const mxref_operand *b,
         if (kind == MXREF__INFINITY) {
             acc = mxref_add(acc, (negative ? 0x80000000u : 0) | 0x7F800000u);
             if (mxref__is_nan(acc)) return MXREF_NAN;
-        } else if (mxref__finite(acc)) {
+        } else if (mxref_finite(acc)) {
             dot = mxref__times(mxref__times(dot, (uint32_t)x.lo, x.e), (uint32_t)y.lo, y.e);
             acc = mxref__plus(acc, mxref__length(dot) ? negative : 0, dot);
         }
