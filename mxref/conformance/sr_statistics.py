@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.conformance.checking import block_format
+from mxref.quantization import quantize
 from mxref.recipe import UNTURNED, OperandSpec
 from mxref.steps.hadamard import draw_rotation, hadamard
-from mxref.steps.quotient import tensor_scale
 from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
 from mxref.steps.scale import scale_value
 
 _COPIES = 4096
@@ -118,8 +119,9 @@ class _Expected:
         if spec.hadamard:
             row = hadamard(row, draw_rotation(spec.hadamard, spec.signs, stream, spec.sign_vector))
         divisor = np.repeat(scale_value(scales, format.scale), format.k)
-        if format.tensor_scale:  # of the copies, so that of one
-            divisor = divisor * float(tensor_scale(np.abs(row).max(), format, spec.arithmetic).scale)
+        if format.tensor_scale:  # of the copies, so that of one; `row` has been transformed
+            nearest = replace(spec, **UNTURNED, rounding=Rounding.RNE, block=format.row)
+            divisor = divisor * float(quantize(row[None], nearest).tensor_scale[0])
         factor = format.element.prescale if spec.prescale else 1.0
         grid = np.array(format.element.magnitudes)
         scaled = np.minimum(np.abs(row / divisor) * factor, grid[-1])

@@ -2,7 +2,8 @@
 
 The words of an operand: its format; `floor`, `even` or `rceil`; `zero127`; `sr` or `rna`, else round to nearest even;
 `h16` and other sizes; `fixed`, `step` or `step-layer` for random signs, or the signs themselves; `3/4` for the
-prescale; `tile` for 32 x 32 and `tile16` for 16 x 16. What no word names has the default of the specification.
+prescale; `tile` for 32 x 32 and `tile16` for 16 x 16; `4/6` for four over six. What no word
+names has the default of the specification.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _WORDS: dict[str, dict[str, object]] = {
     "3/4": {"prescale": True},
     "tile": {"block": "32x32"},
     "tile16": {"block": "16x16"},
+    "4/6": {"four_over_six": "squared"},
 }
 
 

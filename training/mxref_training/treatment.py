@@ -6,10 +6,12 @@ from enum import StrEnum
 from fractions import Fraction
 from itertools import dropwhile
 
-from mxref.formats import BlockFormat, BlockShape, ElementFormat
+from mxref.formats import BlockFormat, ElementFormat
 from mxref.recipe import OperandSource, OperandSpec, Recipe, ResultType
 from mxref.recipe_plan import LayerRule, RecipePlan
 from mxref.roles import OPERANDS, GemmRole
+from mxref.steps.four_over_six import FourOverSix
+from mxref.steps.quotient import Arithmetic
 
 
 def describe(recipe: Recipe) -> list[tuple[str, str]]:
@@ -65,14 +67,25 @@ def _treatment(recipe: Recipe, role: GemmRole) -> str:
     if recipe.kind(role) != "block":
         return ", ".join([titles[0], *gemm_words(recipe, role)])
     parts = _of_both(role, titles, None)
-    for key, default in (("scale_rule", None), ("rounding", "RNE"), ("block", "1x32")):
+    for key, default in (("scale_rule", None), ("rounding", "RNE")):
         parts += _of_both(role, tuple(_shown(getattr(spec, key)) for spec in (first, second)), default)
+    for words in zip(*map(_rarer_words, (first, second)), strict=True):
+        parts += _of_both(role, words, "")
     parts += sorted({f"× {Fraction(_element(spec).prescale)}" for spec in (first, second) if spec.prescale})
     if first.hadamard:
         given = f", signs {first.sign_vector}" if first.sign_vector else ""
         signs = {"none": given, "fixed": ", fixed signs", "per_step": ", signs per step"}
         parts.append(f"H{first.hadamard}" + signs.get(first.signs.value, ", signs per step and layer"))
     return ", ".join([*parts, *gemm_words(recipe, role)])
+
+
+def _rarer_words(spec: OperandSpec) -> tuple[str, str, str]:
+    """Return the tile, the choice of a scale by error, and the order of operations; each empty where it has none."""
+    return (
+        str(spec.block) if spec.block.is_tile else "",
+        f"four over six ({spec.four_over_six})" if spec.four_over_six is not FourOverSix.OFF else "",
+        f"{spec.arithmetic} arithmetic" if spec.arithmetic is not Arithmetic.REAL else "",
+    )
 
 
 def gemm_words(recipe: Recipe, role: GemmRole) -> list[str]:
@@ -103,9 +116,9 @@ def _of_both(role: GemmRole, values: tuple[str, ...], default: str | None) -> li
     ]
 
 
-def _shown(choice: StrEnum | BlockShape) -> str:
-    """Return a choice for messages: acronyms in capitals, block shapes unchanged."""
-    return str(choice) if isinstance(choice, BlockShape) else choice.value.upper()
+def _shown(choice: StrEnum) -> str:
+    """Return a choice for messages, in capitals."""
+    return choice.value.upper()
 
 
 def _element(spec: OperandSpec) -> ElementFormat:
