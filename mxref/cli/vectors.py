@@ -110,12 +110,13 @@ def c_table(folder: Path, directory: Path | None) -> None:
     """Write mxref.h into FOLDER, with the vectors as a table in C and a program that checks.
 
     mxref.h has scales, elements, packing, random bits, transforms and dot products of every format, in
-    integers of C99. The program holds it to the vectors, or your own functions in its place.
+    integers of C99. The program, check_vectors.c, holds it to the vectors, or your own functions in its
+    place; compile it in FOLDER.
 
     \b
     Examples:
       mxref vectors c here
-      cd here && cc -O2 check_vectors.c -o check_vectors && ./check_vectors
+      mxref vectors c here --dir spec/vectors
     """  # noqa: D301 - the character \\b tells click to keep the lines that follow
     from mxref.terminal import echo
     from mxref.vectors.c_table import write_c

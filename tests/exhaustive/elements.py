@@ -210,7 +210,7 @@ def _forced_scale(byte: int) -> AbstractContextManager[Any]:
     return mock.patch.object(
         modules["mxref.quantization"],
         "scale_code",
-        lambda amax, rule, element: np.full(amax.shape, byte, np.uint8),
+        lambda amax, rule, element, scale: np.full(amax.shape, byte, np.uint8),
     )
 
 
