@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ablation_fakes import FakeCorpus, FakeTrainer, run_ladder, table, tiny
 from mxref.reference import ReferenceBackend
 from mxref.tomlio import build
 from mxref_training import durable
+from mxref_training.durable import locked
 from mxref_training.errors import CheckpointError, ConfigError
 from mxref_training.lab.ladder import Ladder
 from mxref_training.log_files import LogFile
@@ -294,6 +296,44 @@ def test_a_deletion_cut_short_is_finished_by_the_next_command(
     assert (tmp_path / "metrics.jsonl").exists()
     assert run(tmp_path).tokens == 6 * 128
     assert not list(tmp_path.glob(".*"))
+
+
+def test_a_log_that_cannot_be_deleted_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("mxref_training.log_files.remove", refuse)
+    with pytest.raises(CheckpointError, match=r"cannot delete .*telemetry.jsonl: Input/output error; free"):
+        run(tmp_path)
+    assert not (tmp_path / "log.txt").exists()
+
+
+def test_a_lock_file_that_cannot_be_removed_harms_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch, locked(tmp_path / "run.lock"):
+        patch.setattr(Path, "unlink", refuse)
+    with locked(tmp_path / "run.lock", RuntimeError):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_lock_of_a_folder_that_was_moved_leaves_that_of_the_next_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    with ExitStack() as held:
+        with locked(folder / "arm.lock"):
+            folder.rename(tmp_path / "aside")
+            folder.mkdir()
+            held.enter_context(locked(folder / "arm.lock"))
+        with (
+            pytest.raises(RuntimeError, match=f"process {os.getpid()}"),
+            locked(folder / "arm.lock", RuntimeError),
+        ):
+            pass
 
 
 # --- writing -------------------------------------------------------------------------------------------

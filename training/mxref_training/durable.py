@@ -156,5 +156,8 @@ def locked(path: Path, busy: Callable[[str], MxrefError] | None = None) -> Itera
             try:
                 yield
             finally:
-                path.unlink(missing_ok=True)
+                # A lock file that stays has no effect. One in a new folder of this name is another process's.
+                with suppress(OSError):
+                    if os.path.samefile(path, file.fileno()):
+                        path.unlink()
             return

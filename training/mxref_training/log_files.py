@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ class LogFile:
             CheckpointError: it is shorter than that, or cannot be written.
         """
         self.path = path
-        with self._explained("open"):
+        with _explained("open", path):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             try:
                 if (found := os.fstat(self._descriptor).st_size) < kept:
@@ -51,12 +52,12 @@ class LogFile:
         Raises:
             CheckpointError: it cannot be written, for example on a full disk.
         """
-        with self._explained("write"):
+        with _explained("write", self.path):
             write_all(self._descriptor, (json.dumps(line, allow_nan=False) + "\n").encode())
 
     def length(self) -> int:
         """Flush the log to the disk, and return its length in bytes."""
-        with self._explained("write"):
+        with _explained("write", self.path):
             os.fsync(self._descriptor)
             return os.fstat(self._descriptor).st_size
 
@@ -64,9 +65,10 @@ class LogFile:
         """Close the file."""
         os.close(self._descriptor)
 
-    def _explained(self, verb: str) -> Any:
-        way_out = "free some space, or see to the disk; the same command goes on from the last checkpoint"
-        return explained(CheckpointError, f"{verb} {self.path}", way_out)
+
+def _explained(verb: str, path: Path) -> AbstractContextManager[None]:
+    way_out = "free some space, or see to the disk; the same command goes on from the last checkpoint"
+    return explained(CheckpointError, f"{verb} {path}", way_out)
 
 
 def open_logs(folder: Path, lengths: Mapping[str, int]) -> dict[str, LogFile]:
@@ -77,11 +79,12 @@ def open_logs(folder: Path, lengths: Mapping[str, int]) -> dict[str, LogFile]:
         lengths: bytes by name, `logs` of the checkpoint's state.
 
     Raises:
-        CheckpointError: as of `LogFile`.
+        CheckpointError: as of `LogFile`, or a log cannot be deleted.
     """
     for name in _OTHERS:
         if name not in lengths:
-            remove(folder / f"{name}.jsonl")
+            with _explained("delete", folder / f"{name}.jsonl"):
+                remove(folder / f"{name}.jsonl")
     return {
         name: LogFile(folder / f"{name}.jsonl", lengths.get(name, 0))
         for name in dict.fromkeys((*ALWAYS, *lengths))
