@@ -5,6 +5,7 @@ The block axis is stored last, so an array quantized along axis 0 is stored tran
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
@@ -207,22 +208,50 @@ class MXArray:
             UnsupportedError: the device drew the signs of the transform, and a file has no place for its step.
         """
         path = array_file.checked_path(path)
+        array_file.write(path, self.facts(), self.arrays())
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a file says of the array besides its bytes, as JSON holds it.
+
+        Raises:
+            UnsupportedError: the device drew the signs of the transform.
+        """
         if isinstance(self.rotation, LateRotation):
             raise UnsupportedError(
                 "the signs of this array's Hadamard transform were drawn on the device, at a step that only the "
                 "device knows, so a file cannot hold them; quantize with the number as the step of placement.stream"
             )
         rotation = self.rotation and [self.rotation.n, hex(self.rotation.signs)]
-        meta = {
+        facts = {
             "format": _FORMAT, "shape": list(self.shape), "axis": self.axis, "block": str(self.block),
             "prescale": self.prescale, "rotation": rotation,
         }  # fmt: skip
         if self.format is not MXFP4:  # files of MXFP4 have no such key
-            meta["block_format"] = self.format.name
-        arrays = {"codes": self.codes, "scales": self.scales}
+            facts["block_format"] = self.format.name
+        return facts
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return what a file holds by name: codes, scales and, if there is one, the scale of the tensor."""
+        held = {"codes": self.codes, "scales": self.scales}
         if self.tensor_scale is not None:
-            arrays["tensor_scale"] = self.tensor_scale
-        array_file.write(path, meta, {name: on_host(array) for name, array in arrays.items()})
+            held["tensor_scale"] = self.tensor_scale
+        return {name: on_host(array) for name, array in held.items()}
+
+    @classmethod
+    def of_file(cls, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> MXArray:
+        """Return the array of what `facts` and `arrays` return; KeyError, TypeError or ValueError if they say less."""
+        rotation = facts["rotation"] and Rotation(facts["rotation"][0], int(facts["rotation"][1], 16))
+        return cls(
+            arrays["codes"],
+            arrays["scales"],
+            tuple(facts["shape"]),
+            facts["axis"],
+            BlockShape(facts["block"]),
+            facts["prescale"],
+            rotation,
+            BLOCK_FORMATS[facts.get("block_format", MXFP4.name)],
+            arrays.get("tensor_scale"),
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> MXArray:
@@ -234,27 +263,18 @@ class MXArray:
         path = array_file.checked_path(path)
         try:
             meta, arrays = array_file.read(path)
-            codes, scales = arrays["codes"], arrays["scales"]
+            if meta["format"] == array_file.OTHER_LAYOUT:
+                raise FileFormatError(
+                    f"{path} holds the layouts {', '.join(meta['layout'])}; convert it with mxref layout "
+                    f"{','.join(meta['layout'])} mxref, or read it with mxref.exchange.load"
+                )
             if meta["format"] != _FORMAT:
                 raise KeyError(meta["format"])
-            block_format = BLOCK_FORMATS[meta.get("block_format", MXFP4.name)]
-            block = BlockShape(meta["block"])
-        except ShapeError:
+            return cls.of_file(meta, arrays)
+        except (FileFormatError, ShapeError):
             raise
         except Exception as err:  # every reader raises its own kind on a damaged file
             raise FileFormatError(f"cannot load an MXArray from {path}: {type(err).__name__}: {err}") from err
-        rotation = meta["rotation"] and Rotation(meta["rotation"][0], int(meta["rotation"][1], 16))
-        return cls(
-            codes,
-            scales,
-            tuple(meta["shape"]),
-            meta["axis"],
-            block,
-            meta["prescale"],
-            rotation,
-            block_format,
-            arrays.get("tensor_scale"),
-        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -41,6 +41,7 @@ _OWN = {
     "warm-up": "mxref.cli.warm_up:warm_up",
     "conform": "mxref.cli.conform:conform",
     "compare": "mxref.cli.compare:compare",
+    "layout": "mxref.cli.layout:layout",
     "vectors": "mxref.cli.vectors:vectors",
     "recipes": "mxref.cli.recipes:recipes",
     "completion": "mxref.cli.completion:completion",
@@ -48,7 +49,7 @@ _OWN = {
 
 
 DOORS = {
-    "For kernel engineers": ("explain", "conform", "compare", "vectors", "backends", "warm-up"),
+    "For kernel engineers": ("explain", "conform", "compare", "layout", "vectors", "backends", "warm-up"),
     "For numerics researchers": ("recipes", "ablate", "probe"),
     "For people who train": ("train", "report", "export"),
 }

@@ -67,10 +67,18 @@ def _clauses() -> Iterable[str]:
     return CLAUSES
 
 
+def _layouts(ctx: Context) -> Iterable[str]:
+    from mxref.layouts.conventions import CONVENTIONS, OWN
+    from mxref.layouts.foreign import LAYOUTS
+
+    return OWN, *CONVENTIONS, *LAYOUTS
+
+
 backends = one_of_or_file(_backends, ".py")
 dialects = one_of(lambda: DIALECTS)
 scale_rules = one_of(lambda: ScaleRule)
 recipes = one_of(shipped_recipes)
 recipes_or_files = one_of_or_file(shipped_recipes, ".toml")
 clauses = one_of(_clauses)
+layouts = several_of(_layouts)
 files = one_of_or_file(tuple)

@@ -1,7 +1,7 @@
 """How other libraries store codes and scales, as the bytes that `mxref` stores: packed rows, one scale byte per block.
 
-A layout is a name and a function that reads it. Names of layouts of codes and of scales are distinct, so a list of
-names says both. Letters: R rows, K elements along the block axis (padded), C = K / k blocks per row.
+A layout is a name and two functions, which read and write it. Names of layouts of codes and of scales are distinct, so
+a list of names says both. Letters: R rows, K elements along the block axis (padded), C = K / k blocks per row.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.errors import RecipeError, ShapeError
+from mxref.errors import DtypeError, RecipeError, ShapeError
 from mxref.formats import E8M0, BlockFormat
 from mxref.layouts.packed import pack, unpack
 
 Bytes = NDArray[np.uint8]
-_Read = Callable[[Bytes, int, int, BlockFormat], Bytes]
+_Convert = Callable[[Bytes, int, int, BlockFormat], Bytes]
+_Place = Callable[[NDArray[np.int64], NDArray[np.int64], int], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,23 @@ class Layout:
     """`codes` or `scales`."""
     title: str
     """What it is, in a few words."""
-    read: _Read
+    read: _Convert
     """Returns what `mxref` stores, from the stored bytes, R, K and the format.
 
     ShapeError if the size does not fit; RecipeError if the layout is of another scale format.
     """
+    write: _Convert
+    """Returns the stored bytes from what `mxref` stores, with zeros where a layout fills up; errors as `read`."""
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the block axis is stored first."""
+        return self.name.endswith(".T")
+
+    @property
+    def per_element(self) -> bool:
+        """Whether each code has a byte of its own."""
+        return self.name.startswith("unpacked")
 
 
 def layout(name: str) -> Layout:
@@ -82,20 +95,30 @@ def _packed(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
     return _matrix(stored, rows, made.code_bytes(length), "packed codes")
 
 
-def _high_first(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
-    codes = _packed(stored, rows, length, made)
+def _nibbles(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
     if made.element.bits != 4:
-        raise ShapeError(f"only 4-bit codes have nibbles, {made.title} has {made.element.bits} bits")
+        raise ShapeError(
+            f"only 4-bit codes have nibbles, {made.title} has {made.element.bits} bits: take the layout packed"
+        )
+    return _packed(stored, rows, length, made)
+
+
+def _high_first(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
+    codes = _nibbles(stored, rows, length, made)
     return (codes << 4 | codes >> 4).astype(np.uint8)
 
 
 def _halves(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
-    codes = _packed(stored, rows, length, made)
-    if made.element.bits != 4:
-        raise ShapeError(f"only 4-bit codes have nibbles, {made.title} has {made.element.bits} bits")
+    codes = _nibbles(stored, rows, length, made)
     blocks = codes.reshape(rows, length // made.k, made.k // 2)
     nibbles = np.concatenate([blocks & 0xF, blocks >> 4], axis=-1)  # [R, C, k]
     return pack(nibbles.reshape(rows, length), made.element)
+
+
+def _to_halves(codes: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
+    flat = unpack(_nibbles(codes, rows, length, made), made.element)
+    halves = flat.reshape(rows, length // made.k, 2, made.k // 2)
+    return (halves[:, :, 0] | halves[:, :, 1] << 4).astype(np.uint8).reshape(rows, length // 2)
 
 
 def _unpacked(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
@@ -105,19 +128,45 @@ def _unpacked(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes
     return pack(codes, made.element)
 
 
+def _to_unpacked(codes: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
+    return unpack(_packed(codes, rows, length, made), made.element)
+
+
 def _weights_16x16(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
-    width = made.code_bytes(length)
-    if rows % 16 or width % 16:
-        raise ShapeError(f"tiles of 16 x 16 bytes do not fit {rows} rows of {width} bytes")
+    width = _tiled_width(rows, length, made)
     tiles = _sized(stored, rows * width, "packed codes").reshape(rows // 16, width // 16, 16, 16)
     return np.ascontiguousarray(tiles.swapaxes(1, 2)).reshape(rows, width)
 
 
-def _transposed_codes(read: _Read, per_element: bool = False) -> _Read:
+def _to_weights_16x16(codes: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
+    width = _tiled_width(rows, length, made)
+    tiles = _packed(codes, rows, length, made).reshape(rows // 16, 16, width // 16, 16)
+    return np.ascontiguousarray(tiles.swapaxes(1, 2)).reshape(rows, width)
+
+
+def _tiled_width(rows: int, length: int, made: BlockFormat) -> int:
+    """Return the bytes of a row; ShapeError unless tiles of 16 x 16 bytes fill the matrix."""
+    width = made.code_bytes(length)
+    if rows % 16 or width % 16:
+        raise ShapeError(
+            f"tiles of 16 x 16 bytes do not fit {rows} rows of {width} bytes: both must be multiples of 16; quantize "
+            "an array that is filled up with zeros, or take the layout packed"
+        )
+    return width
+
+
+def _transposed_codes(read: _Convert, per_element: bool = False) -> _Convert:
     def transposed(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
         width = length if per_element else made.code_bytes(length)
         columns = _matrix(stored, width, rows, "transposed codes")
         return read(np.ascontiguousarray(columns.T), rows, length, made)
+
+    return transposed
+
+
+def _to_transposed(write: _Convert) -> _Convert:
+    def transposed(ours: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
+        return np.ascontiguousarray(write(ours, rows, length, made).T)
 
     return transposed
 
@@ -135,9 +184,26 @@ def _exponents(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Byte
     return _scale_rows(stored, rows, length, made) + np.uint8(127)  # modulo 256, as two's complement
 
 
+def _to_exponents(scales: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
+    _require_e8m0("exponents", made)
+    return (_scale_rows(scales, rows, length, made) - np.uint8(127)).view(np.int8)
+
+
 def _bias_125(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
     _require_e8m0("bias_125", made)
     return _scale_rows(stored, rows, length, made) + np.uint8(2)
+
+
+def _to_bias_125(scales: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
+    _require_e8m0("bias_125", made)
+    found = _scale_rows(scales, rows, length, made)
+    lost = found[(found < 2) | (found == 255)]  # 2^-127, 2^-126 and NaN
+    if lost.size:
+        raise DtypeError(
+            f"scale byte {lost[0]} has no code of bias 125, which begins at the byte 2 and has no NaN; "
+            "take the layout rows"
+        )
+    return found - np.uint8(2)
 
 
 def _require_e8m0(name: str, made: BlockFormat) -> None:
@@ -148,19 +214,32 @@ def _require_e8m0(name: str, made: BlockFormat) -> None:
         )
 
 
-def _tiled(
-    multiple: tuple[int, int], place: Callable[[NDArray[np.int64], NDArray[np.int64], int], NDArray[np.int64]]
-) -> _Read:
-    """Return the reader of scales in tiles; `place` gives the byte of row r and column c of a padded width."""
+def _tiled(multiple: tuple[int, int], place: _Place) -> tuple[_Convert, _Convert]:
+    """Return reader and writer of scales in tiles; `place` gives the byte of row r and column c of a padded width."""
+
+    def padded(rows: int, length: int, made: BlockFormat) -> tuple[int, int]:
+        height, width = (-(-n // m) * m for n, m in zip((rows, length // made.k), multiple, strict=True))
+        return height, width
+
+    def places(rows: int, length: int, made: BlockFormat) -> NDArray[np.int64]:
+        r, c = np.ogrid[:rows, : length // made.k]
+        return place(r.astype(np.int64), c.astype(np.int64), padded(rows, length, made)[1])
 
     def read(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
-        count = length // made.k
-        height, width = (-(-n // m) * m for n, m in zip((rows, count), multiple, strict=True))
-        flat = _sized(stored, height * width, "scales in tiles")
-        r, c = np.ogrid[:rows, :count]
-        return flat[place(r.astype(np.int64), c.astype(np.int64), width)]
+        height, width = padded(rows, length, made)
+        what = (
+            f"{rows} x {length // made.k} scales in tiles of {multiple[0]} x {multiple[1]}, filled up to "
+            f"{height} x {width},"
+        )
+        return _sized(stored, height * width, what)[places(rows, length, made)]
 
-    return read
+    def write(scales: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
+        height, width = padded(rows, length, made)
+        stored = np.zeros(height * width, np.uint8)
+        stored[places(rows, length, made)] = _scale_rows(scales, rows, length, made)
+        return stored.reshape(height, width)
+
+    return read, write
 
 
 def _nvidia(r: NDArray[np.int64], c: NDArray[np.int64], width: int) -> NDArray[np.int64]:
@@ -177,29 +256,36 @@ def _gfx1250(r: NDArray[np.int64], c: NDArray[np.int64], width: int) -> NDArray[
 
 
 LAYOUTS = {
-    name: Layout(name, part, title, read)
-    for name, part, title, read in (
-        ("packed", "codes", "mxref's own: [R, K / 2], the first element in the low bits", _packed),
-        ("high_first", "codes", "nibbles swapped: the first element in the high bits", _high_first),
-        ("halves", "codes", "ggml: byte j of a block holds the elements j and j + k / 2", _halves),
-        ("unpacked", "codes", "one code per byte, [R, K]", _unpacked),
-        ("weights_16x16", "codes", "AITER's shuffled weights: tiles of 16 rows x 16 bytes", _weights_16x16),
-        ("packed.T", "codes", "transposed: [K / 2, R]", _transposed_codes(_packed)),
+    name: Layout(name, part, title, read, write)
+    for name, part, title, read, write in (
+        ("packed", "codes", "mxref's own: [R, K / 2], the first element in the low bits", _packed, _packed),
+        ("high_first", "codes", "nibbles swapped: the first element in the high bits", _high_first, _high_first),
+        ("halves", "codes", "ggml: byte j of a block holds the elements j and j + k / 2", _halves, _to_halves),
+        ("unpacked", "codes", "one code per byte, [R, K]", _unpacked, _to_unpacked),
         (
-            "high_first.T", "codes", "transposed, nibbles swapped: [K / 2, R]", _transposed_codes(_high_first),
+            "weights_16x16", "codes", "AITER's shuffled weights: tiles of 16 rows x 16 bytes",
+            _weights_16x16, _to_weights_16x16,
         ),
-        ("unpacked.T", "codes", "transposed, one code per byte: [K, R]", _transposed_codes(_unpacked, True)),
-        ("rows", "scales", "mxref's own: [R, C]", _scale_rows),
-        ("rows.T", "scales", "transposed: [C, R]", _scale_columns),
-        ("nvidia_128x4", "scales", "cuBLAS, CUTLASS: tiles of 128 x 4", _tiled((128, 4), _nvidia)),
-        ("gfx950_32x8", "scales", "AITER's e8m0_shuffle, hipBLASLt: tiles of 32 x 8", _tiled((32, 8), _gfx950)),
+        ("packed.T", "codes", "transposed: [K / 2, R]", _transposed_codes(_packed), _to_transposed(_packed)),
+        (
+            "high_first.T", "codes", "transposed, nibbles swapped: [K / 2, R]",
+            _transposed_codes(_high_first), _to_transposed(_high_first),
+        ),
+        (
+            "unpacked.T", "codes", "transposed, one code per byte: [K, R]",
+            _transposed_codes(_unpacked, True), _to_transposed(_to_unpacked),
+        ),
+        ("rows", "scales", "mxref's own: [R, C]", _scale_rows, _scale_rows),
+        ("rows.T", "scales", "transposed: [C, R]", _scale_columns, _to_transposed(_scale_rows)),
+        ("nvidia_128x4", "scales", "cuBLAS, CUTLASS: tiles of 128 x 4", *_tiled((128, 4), _nvidia)),
+        ("gfx950_32x8", "scales", "AITER's e8m0_shuffle, hipBLASLt: tiles of 32 x 8", *_tiled((32, 8), _gfx950)),
         (
             "gfx950_256x8", "scales", "the same with rows padded to 256, as AITER does",
-            _tiled((256, 8), _gfx950),
+            *_tiled((256, 8), _gfx950),
         ),
-        ("gfx1250_32x4", "scales", "AITER's n32k4: tiles of 32 x 4", _tiled((32, 4), _gfx1250)),
-        ("exponents", "scales", "exponents as int8 instead of E8M0 codes", _exponents),
-        ("bias_125", "scales", "E8M0 codes with a bias of 125", _bias_125),
+        ("gfx1250_32x4", "scales", "AITER's n32k4: tiles of 32 x 4", *_tiled((32, 4), _gfx1250)),
+        ("exponents", "scales", "exponents as int8 instead of E8M0 codes", _exponents, _to_exponents),
+        ("bias_125", "scales", "E8M0 codes with a bias of 125", _bias_125, _to_bias_125),
     )
 }  # fmt: skip
 """Every known layout by its name; the first of either part is mxref's own.

@@ -97,6 +97,20 @@ def quantized(folder: Path) -> None:
     save_file({"x": x, "codes": other.codes, "scales": other.scales}, folder / "dump.safetensors")
 
 
+def layouts(folder: Path) -> None:
+    """An array of mxref, and a checkpoint of two layers in Quark's convention."""
+    import mxref
+    from mxref import exchange
+
+    g = np.random.default_rng(0)
+    q = mxref.quantize(g.standard_normal((160, 320)).astype(np.float32))
+    q.save(folder / "w.npz")
+    from safetensors.numpy import save_file
+
+    held = exchange.stored(q, "quark", "model.layers.0.mlp.up_proj")
+    save_file(held | exchange.stored(q, "quark", "lm_head"), folder / "checkpoint.safetensors")
+
+
 def saved(page: str, name: str) -> Callable[[Path], None]:
     """The first TOML of a page, which tells the reader to save it under this name."""
 
@@ -135,6 +149,7 @@ def toy(folder: Path) -> None:
 QUICK: dict[str, Callable[[Path], None]] = {
     "tutorials/hold-your-kernel.rst": arrays,
     "how-to/distributed.rst": arrays,
+    "how-to/layouts.rst": layouts,
     "reference/cli.rst": arrays,
     "reference/ladders.rst": arrays,
     "reference/presets.rst": arrays,
