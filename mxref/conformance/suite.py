@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Self
 
 from mxref.arrays import described
 from mxref.capabilities import Capabilities
-from mxref.conformance.checking import Check, Op, Plan, Subject
+from mxref.conformance.checking import Asked, Check, Op, Plan, Subject
 from mxref.conformance.checks import (
     dequantization,
     fused,
@@ -32,7 +32,7 @@ from mxref.conformance.outcome import CheckResult, Failure, Level
 from mxref.conformance.requests.quantizing import MalformedAnswer
 from mxref.conformance.watch import Copies
 from mxref.errors import RecipeError, UnsupportedError
-from mxref.formats import BLOCK_FORMATS
+from mxref.formats import BLOCK_FORMATS, BlockFormat
 from mxref.recipe import OperandSpec
 from mxref.tomlio import shown, suggestion
 
@@ -102,13 +102,14 @@ class Choice:
 
     def checks(self, capabilities: Capabilities) -> list[Check]:
         """Return its checks for a backend of these capabilities."""
-        taken = frozenset(BLOCK_FORMATS[name] for name in self.formats)
+        chosen = frozenset(BLOCK_FORMATS[name] for name in self.formats)
+        declared = capabilities.formats | {made for _, *pair in capabilities.gemms for made in pair}
         families = [family for family in _FAMILIES if family.asked(self.ops, self.clauses)]
         formats = tuple(BLOCK_FORMATS.values())
         first = next((made for made in formats if made in capabilities.formats), formats[0])
         found: list[Check] = []
         for made in formats:
-            if made not in taken and made is not first:
+            if made is not first and (made not in chosen or made not in declared):
                 continue
             plan = Plan.of(self.level, self.seed, capabilities, made)
             shared = replace(plan, declared=Capabilities())
@@ -116,12 +117,15 @@ class Choice:
                 whole = _checks(family.make, plan if family.drawn else shared)
                 # Checks that are the same for all formats appear once.
                 found += whole if made is first else [check for check in whole if check.formats]
+        for made in formats:
+            if made in chosen - declared - {first}:
+                found += _unmade(made)
         return [
             check
             for check in found
             if (not self.clauses or check.clause in self.clauses)
             and check.asked.op in self.ops
-            and taken.issuperset(check.formats)
+            and chosen.issuperset(check.formats)
         ]
 
 
@@ -189,6 +193,8 @@ class _Family:
     """Clauses, or beginnings of clauses."""
     drawn: bool = False
     """Whether they are drawn from what is declared and asked for; others are the same for every backend."""
+    of_formats: bool = True
+    """Whether the clauses are those of an undeclared format that a report names; golden vectors are of any clause."""
 
     def asked(self, ops: Collection[str], clauses: Collection[str]) -> bool:
         """Return whether some of the checks may be of these operations and clauses; no clause stands for all."""
@@ -203,7 +209,7 @@ _QUANTIZE, _DECODE, _TRANSFORM, _GEMM = (
 _PLACES = ("quantize.axis", "quantize.padding", "quantize.strides")
 
 _FAMILIES = (
-    _Family(protocol.checks, _EVERY, ("conformance.", "conventions.inputs")),
+    _Family(protocol.checks, _EVERY, ("conformance.", "conventions.inputs"), of_formats=False),
     _Family(
         protocol.input_checks, _QUANTIZE, ("conformance.protocol", "conventions.inputs", "scale.nonfinite")
     ),
@@ -211,11 +217,13 @@ _FAMILIES = (
     _Family(sweep.checks, _QUANTIZE, ("scale.", "rounding.", "dialect.")),
     _Family(streams.checks, _QUANTIZE, ("random.", "rounding.")),
     _Family(
-        transforms.checks, _QUANTIZE | _TRANSFORM, ("hadamard.", "conventions.inputs", "quantize.strides")
+        transforms.checks,
+        _QUANTIZE | _TRANSFORM,
+        ("hadamard.", "linear.rotation", "conventions.inputs", "quantize.strides"),
     ),
     _Family(places.checks, _QUANTIZE, ("packing.", "quantize.length", *_PLACES)),
     _Family(gemms.checks, _GEMM, ("gemm.",)),
-    _Family(golden.checks, _EVERY, ("",)),
+    _Family(golden.checks, _EVERY, ("",), of_formats=False),
     _Family(fused.checks, _QUANTIZE, ("conformance.dual",), drawn=True),
     _Family(fused_products.prepared_checks, _GEMM, ("conformance.dual",)),
     _Family(fused_products.added_checks, _GEMM, ("conformance.dual",)),
@@ -234,3 +242,26 @@ def _checks(make: Callable[[Plan], Iterable[Check]], plan: Plan) -> tuple[Check,
         replace(each, title=f"{each.title}, {plan.format}") if len(each.formats) == 1 else each
         for each in make(plan)
     )
+
+
+@cache
+def _unmade(made: BlockFormat) -> tuple[Check, ...]:
+    """Return what stands for the checks of an undeclared format, which take long to make and would all be skipped.
+
+    It is a check for each clause and operation, so that a report names the format and every clause.
+    """
+    pairs = {
+        (clause, op): None
+        for clause in CLAUSES
+        for family in _FAMILIES
+        if family.of_formats and clause.startswith(family.clauses)
+        for op in family.ops
+    }
+    return tuple(
+        Check(clause, f"every check of {made}", Asked(op, (("formats", made),)), _never)
+        for clause, op in pairs
+    )
+
+
+def _never(subject: Subject) -> CheckResult:
+    raise AssertionError("an undeclared format is not asked for")
