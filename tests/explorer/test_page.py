@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import mxref
 from explorer.browser import Tab, executable, opened
 from mxref import DIALECTS, OperandSpec, Stream
 from mxref.explain import explain_block, explorer_link
@@ -299,7 +303,7 @@ def paste(tab: Tab, text: str) -> str:
 
 def test_pasted_text_and_presets_are_taken(tab):
     tab.show(HOME)
-    tab.run("document.querySelector('.paste summary').click()")
+    assert tab.run("document.querySelector('textarea').checkVisibility()"), "open without a click"
     assert paste(tab, "6.5, -3.5 0x3f800000 nan") == ""
     assert stored(tab) == {"scale": "ff", "codes": "00" * 16}
     assert "seven is no float32 number" in paste(tab, "6.5 seven")
@@ -310,6 +314,95 @@ def test_pasted_text_and_presets_are_taken(tab):
     for generator in ("normal", "laplace", "outlier"):
         tab.run(f"document.querySelector('[data-generator={generator}]').click()")
         assert stored(tab, "b") == block_text(explain_block(words_of(tab), "amd")), generator
+
+
+def kernel_wrote(tab: Tab, scales: str, codes: str) -> str:
+    """Paste bytes of a kernel and return what the page says of them."""
+    for key, text in (("scales", scales), ("codes", codes)):
+        tab.run(
+            f"(() => {{ const area = document.querySelector('[data-key=kernel-{key}]'); area.value = {text!r};"
+            "area.dispatchEvent(new Event('input', { bubbles: true })); })()"
+        )
+    return str(tab.run("document.querySelector('#kernel').textContent"))
+
+
+def test_the_bytes_of_a_kernel_are_pasted_without_a_click(tab):
+    x = np.random.default_rng(2).uniform(-3, 3, 32).astype(np.float32)
+    x[7] = 6.5  # RCEIL takes the next power of two, EVEN does not
+    tab.show(explorer_link(x, "amd"))
+    assert tab.run("document.querySelector('[data-key=kernel-codes]').checkVisibility()")
+    right, other = explain_block(x, "amd"), explain_block(x, "nvidia")
+    scale, codes = f"{right.scale.byte:02x}", right.packed.hex(" ")
+    assert "Equal to this treatment: the scale byte and 16 code bytes." in kernel_wrote(tab, scale, codes)
+    text = kernel_wrote(tab, f"0x{other.scale.byte:02x}", other.packed.hex())
+    assert "The first step that differs: 3, the scale byte" in text
+    assert "All bytes of this block are those of scale_rule = ceil, scale_rule = rceil" in text
+    tab.run("document.querySelector('[data-way=\"scale_rule=rceil\"]').click()")
+    assert stored(tab, "b") == block_text(explain_block(x, "nvidia"))
+    assert stored(tab, "k") == stored(tab, "b")
+    assert "Equal to B" in tab.run("document.querySelector('[data-kernel]').textContent")
+    assert "2 bytes of scales: a block of MXFP4 has 1." in kernel_wrote(tab, "7e 7f", codes)
+    assert "zz is not made of bytes" in kernel_wrote(tab, "zz", codes)
+
+
+NPY = """(async (files) => {
+  const transfer = new DataTransfer();
+  for (const [name, text] of files) {
+    transfer.items.add(new File([Uint8Array.from(atob(text), (c) => c.charCodeAt(0))], name));
+  }
+  document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true }));
+  await new Promise((done) => setTimeout(done, 400));
+  return document.querySelector("#kernel").textContent;
+})"""
+
+
+def drop(tab: Tab, **arrays: np.ndarray) -> str:
+    """Drop .npy files on the page and return what it says of them."""
+    files = []
+    for name, array in arrays.items():
+        buffer = io.BytesIO()
+        np.save(buffer, array)
+        files.append([f"{name}.npy", base64.b64encode(buffer.getvalue()).decode()])
+    return str(tab.run(f"{NPY}({json.dumps(files)})"))
+
+
+def test_dropped_files_lead_to_the_first_block_that_differs(tab):
+    x = drawn()
+    x[3, 40] = 1
+    q = mxref.quantize(x, "amd")
+    tab.show(HOME + "#x=3f800000&a=amd")
+    assert "x.npy [64, 128]: now drop the files of its codes and scales." in drop(tab, x=x)
+    assert "all 256 blocks are equal." in drop(tab, codes=q.codes, scales=q.scales)
+    codes = q.codes.copy()
+    codes[20, 40] ^= 0x70
+    codes[33, 5] ^= 1
+    text = drop(tab, x=x, codes=codes, scales=q.scales)
+    assert "2 of 256 blocks differ. Shown is block 2 of row 20." in text
+    assert "4, elements on the grid" in text
+    assert stored(tab, "k")["codes"] == codes[20, 32:48].tobytes().hex()
+    assert stored(tab) == block_text(explain_block(x, "amd", index=20 * 4 + 2))
+    tab.run("document.querySelector('[data-key=kernel-next]').click()")
+    assert "Shown is block 0 of row 33." in tab.run("document.querySelector('#kernel').textContent")
+    tab.run("document.querySelector('[data-key=dialect-nvidia]').click()")
+    assert "blocks differ" in tab.run("document.querySelector('#kernel').textContent"), "counted anew"
+    swapped = q.codes << 4 | q.codes >> 4
+    tab.show(HOME + "#x=3f800000&a=amd")
+    text = drop(tab, x=x, codes=swapped, scales=q.scales)
+    assert "5, bytes in memory" in text
+    assert "mxref layout high_first mxref converts it." in text
+    assert "400 bytes; 256 blocks of MXFP4 have 256 bytes of scales and 4096 of codes" in drop(
+        tab, s=q.codes.reshape(-1)[:400]
+    )
+    assert "holds <f8: the page reads float32" in drop(tab, x=x.astype(float))
+    assert "is stored by columns" in drop(tab, x=np.asfortranarray(x))
+
+
+@pytest.mark.parametrize("spec", SPECS[:4] + SPECS[-5:], ids=str)
+def test_dropped_arrays_of_any_treatment_are_equal(tab, spec):
+    x = drawn()
+    q = mxref.quantize(x, spec, placement=mxref.Placement(STREAM))
+    tab.show(explorer_link(x, spec, STREAM))
+    assert f"all {q.scales.size} blocks are equal." in drop(tab, x=x, codes=q.codes, scales=q.scales)
 
 
 def test_a_block_of_the_picture_comes_with_its_place(tab):
@@ -363,6 +456,7 @@ def test_the_page_fits_and_is_readable(tab, width, dark):
         tab.show(address, width, 900, dark)
         if width == 390:
             tab.run("document.querySelector('#panel').open = true")
+        tab.run("document.querySelector('[data-key=kernel-example]').click()")
         tab.screenshot(SHOTS / f"{name}-{width}-{scheme}.png")
         assert tab.run("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
         assert tab.run("getComputedStyle(document.body).backgroundColor") == (

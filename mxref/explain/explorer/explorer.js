@@ -12,6 +12,8 @@
     width: 0, // of a step's content: asking for it at every change would lay the page out twice
     blocks: {},
     differ: null,
+    kernel: { scales: new Uint8Array(), codes: new Uint8Array(), index: 0 }, // bytes of the reader's kernel
+    found: null, // what they differ in
     get block() { return this.blocks[this.side]; },
     /** The element that is shown in full: the state's, or the last of a shorter block. */
     get element() { return Math.min(this.state.element, this.block.k - 1); },
@@ -69,6 +71,7 @@
     const { state } = app;
     app.blocks = { a: explain.block(state, state.a), b: state.b ? explain.block(state, state.b) : null };
     app.differ = explain.differences(app.blocks.a, app.blocks.b);
+    app.found = kernelView.found(app);
     for (const each of draws) each();
     byId("panel-summary").textContent = [state.a, state.b].filter(Boolean).map(link.treatmentText).join(" / ");
     window.clearTimeout(pending);
@@ -122,9 +125,10 @@
     readAddress();
     measure();
     const shownInput = input.build(byId("numbers"), app);
+    const shownKernel = kernelView.build(byId("kernel"), app);
     const shownPicture = picture.build(byId("picture"), app);
     const chosen = () => [app.side, app.state.a, app.state.b, app.state.stream, app.state.at, app.state.others, app.state.amax];
-    draws.push(ui.onlyChanged(chosen, () => controls.render(byId("treatment"), app)), shownInput);
+    draws.push(ui.onlyChanged(chosen, () => controls.render(byId("treatment"), app)), shownInput, shownKernel);
     for (const name of ["transform", "scale", "elements", "memory", "error"]) draws.push(() => steps[name](byId(name), app));
     draws.push(shownPicture);
     update();

@@ -13,7 +13,7 @@ const input = (() => {
     const decimal = field("decimal", "Decimal", (text) => numbers.parseOne(text));
     const bits = field("bits", "Bits", (text) => numbers.parseOne(text.startsWith("0x") ? text : `0x${text}`));
     const name = h("b", {}, "");
-    const area = h("textarea", { rows: 5, spellcheck: "false", "aria-label": "all numbers as text", oninput: () => paste() });
+    const area = h("textarea", { rows: 3, spellcheck: "false", "aria-label": "all numbers as text", oninput: () => paste() });
     const problem = h("p", { class: "wrong", role: "status" });
     let notation = "decimal";
     let drawNumber = 1;
@@ -73,7 +73,7 @@ const input = (() => {
         nudge("\u2212 ulp", "the next float32 below", (word) => bars.neighbour(word, -1)),
         nudge("+ ulp", "the next float32 above", (word) => bars.neighbour(word, 1)),
         nudge("\u00b1", "flip the sign", (word) => (word ^ 0x80000000) >>> 0)),
-      h("details", { class: "paste" }, h("summary", {}, "Type or paste all numbers"),
+      h("details", { class: "paste", open: true }, h("summary", {}, "Type or paste all numbers"),
         h("div", { class: "segments" }, ["decimal", "hex"].map((value) => h("label", {},
           h("input", { type: "radio", name: "notation", value, checked: value === notation, onchange: () => { notation = value; text(); } }), h("span", {}, value)))),
         area),

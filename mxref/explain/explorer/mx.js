@@ -560,7 +560,7 @@ const mx = (() => {
   return {
     FORMATS, rulesOf, blocksOf, arithmeticsOf, choicesOf, candidates, zeroScalesOf, maxBitsOf, rowsOf, isThreshold, ROUNDINGS, SIZES, POLICIES, defaultsOf, DIALECTS,
     INFINITY_BITS, bitsOf, valueOf, exp2, philox, callOf, draw, integers, checkStream, checkOperand, signVector, hadamard,
-    inverseHadamard, turn, scaleOf, tensorScale, tensorAmax, amaxBits, magnitudeCode, ratio, below, nearest, fraction,
+    inverseHadamard, turn, scaleOf, tensorScale, tensorAmax, amaxBits, signed, magnitudeCode, ratio, below, nearest, fraction,
     roundMagnitude, quantize, pack, unpack, dequantize, toBfloat16,
   };
 })();

@@ -60,10 +60,11 @@ const steps = (() => {
     const { treatment } = block;
     const e = block.elements[app.element];
     const differ = app.differ?.codes ?? [];
+    const theirs = app.found?.codes ?? [];
     const divided = treatment.arithmetic !== "real" ? "scale.arithmetic" : block.format.scale.powers ? "rounding.scaled" : "rounding.quotient";
     const clauses = [divided, `rounding.${treatment.rounding}`, "rounding.saturate", "rounding.sign", ...(treatment.prescale ? ["rounding.prescale"] : [])];
     const cells = block.elements.map((each) => h("button", {
-      type: "button", class: `cell ${each.kind}${each.position === e.position ? " selected" : ""}${differ[each.position] ? " differs" : ""}`,
+      type: "button", class: `cell ${each.kind}${each.position === e.position ? " selected" : ""}${differ[each.position] ? " differs" : ""}${theirs[each.position] ? " theirs" : ""}`,
       tabindex: each.position === e.position ? 0 : -1, "data-element": each.position, "data-key": `cell-${each.position}`,
       "aria-label": `element ${each.position}: ${words.brief(each.P, 9)}, ${words.reason(each, block)}`,
       onclick: () => app.select(each.position), onkeydown: (event) => cellKey(event, app),
@@ -78,7 +79,8 @@ const steps = (() => {
         h("div", {}, h("div", { class: "cells" }, cells),
           h("p", { class: "key" }, used.map((kind) => h("span", { class: kind }, h("b", {}, words.KINDS[kind].mark), ` ${words.KINDS[kind].text}`)),
             block.element.complement && h("span", {}, `in steps of 1/${1 / block.element.grid[1]}`),
-            differ.some(Boolean) && h("span", { class: "differs" }, h("b", {}, "\u2260"), " not the code of the other treatment"))),
+            differ.some(Boolean) && h("span", { class: "differs" }, h("b", {}, "\u2260"), " not the code of the other treatment"),
+            theirs.some(Boolean) && h("span", { class: "theirs" }, h("b", {}, "\u2260"), " not the code of your kernel"))),
         detail(e, app)));
   }
 
@@ -141,7 +143,7 @@ const steps = (() => {
     const packing = { 4: "packing.nibbles", 6: "packing.sixes", 8: "packing.bytes" }[a.element.bits];
     ui.replace(node,
       ui.head(5, "Bytes in memory", a.format.tensorScale ? "One scale byte, and the codes as they are stored; the tensor's scale t is stored once, beside all blocks." : "One scale byte, and the codes as they are stored.", [packing, "packing.scales"]),
-      row("a", a, app), b && row("b", b, app), b && h("p", { class: "verdict", "data-verdict": "" }, verdict(app.differ)));
+      row("a", a, app), b && row("b", b, app), app.found?.theirs && kernelRow(app), b && h("p", { class: "verdict", "data-verdict": "" }, verdict(app.differ)));
   }
 
   function verdict(differ) {
@@ -153,7 +155,19 @@ const steps = (() => {
   }
 
   function row(name, block, app) {
-    const differ = app.differ;
+    const caption = [app.blocks.b && h("b", { class: `side ${name}` }, name.toUpperCase()), " ", h("code", {}, link.treatmentText(block.treatment))];
+    return bytesRow(name, block, caption, block.scale.byte, block.packed, app.differ);
+  }
+
+  /** The bytes that the kernel wrote, below those of the treatments. */
+  function kernelRow(app) {
+    const { found, block } = app;
+    const { scale, packed } = found.theirs;
+    const caption = [h("b", { class: "side k" }, "K"), ` your kernel${app.blocks.b ? `, against ${app.side.toUpperCase()}` : ""}`];
+    return bytesRow("k", block, caption, scale, packed ?? [], found);
+  }
+
+  function bytesRow(name, block, caption, scale, packed, differ) {
     const bits = block.element.bits;
     const byteCell = (byte, i) => {
       const [first, last] = [0, 7].map((bit) => Math.floor((8 * i + bit) / bits));
@@ -164,10 +178,10 @@ const steps = (() => {
       }, ui.hex2(byte), h("small", {}, shared ? `${first},${last}` : first));
     };
     return h("div", { class: `memory ${name}` },
-      h("div", { class: "caption" }, app.blocks.b && h("b", { class: `side ${name}` }, name.toUpperCase()), " ", h("code", {}, link.treatmentText(block.treatment))),
+      h("div", { class: "caption" }, caption),
       h("div", { class: "bytes" },
-        h("span", { class: `byte scale${differ?.scale ? " differs" : ""}`, "data-scale": name }, ui.hex2(block.scale.byte), h("small", {}, "scale")),
-        h("span", { class: "codes", "data-codes": name, "data-hex": Array.from(block.packed, ui.hex2).join("") }, Array.from(block.packed, byteCell))));
+        h("span", { class: `byte scale${differ?.scale ? " differs" : ""}`, "data-scale": name }, scale === null ? "-" : ui.hex2(scale), h("small", {}, "scale")),
+        h("span", { class: "codes", "data-codes": name, "data-hex": Array.from(packed, ui.hex2).join("") }, Array.from(packed, byteCell))));
   }
 
   /** What the block lost. */
