@@ -158,6 +158,20 @@ def _require_no_arguments(name: str, make: Callable[[], Backend]) -> None:
         ) from err
 
 
+def load_function(name: str) -> Callable[[Any], Any]:
+    """Return a function by `module:function` or `path/to/file.py:function`.
+
+    Raises:
+        BackendError: there is none of that name.
+        LoadError: the code of its module raised another exception.
+    """
+    if ":" not in name:
+        raise BackendError(f"{name!r} names no function; write module:function or path/to/file.py:function")
+    with _own_failures(name):
+        found: Callable[[Any], Any] = _load_object(*name.rsplit(":", 1))
+    return found
+
+
 def loaded_as(backend: Backend) -> str | None:
     """Return the name under which `get_backend` gives this backend; None for one that was made in another way."""
     for name, loaded in _registry.loaded.items():
@@ -181,9 +195,7 @@ def _own_failures(name: str) -> Iterator[None]:
         text = " ".join(str(err).split()) or "no message"
         frames = [frame for frame in traceback.extract_tb(err.__traceback__) if frame.name != "refuse"]
         at = f" ({frames[-1].filename}, line {frames[-1].lineno})" if not isinstance(err, SyntaxError) else ""
-        raise LoadError(
-            f"cannot load backend {name!r}: its code raised {type(err).__name__}: {text}{at}"
-        ) from err
+        raise LoadError(f"cannot load {name!r}: its code raised {type(err).__name__}: {text}{at}") from err
 
 
 @contextmanager
@@ -243,7 +255,7 @@ def _load_object(module_name: str, attribute: str) -> Any:
             if module_name.endswith(".py")
             else f"; for a file that is not on the path write path/to/{module_name}.py:{attribute}"
         )
-        raise BackendError(f"cannot load backend {module_name}:{attribute}: {err}{hint}") from err
+        raise BackendError(f"cannot load {module_name}:{attribute}: {err}{hint}") from err
     if not hasattr(module, attribute):
         raise BackendError(f"module {module_name!r} has no {attribute!r}{nearest(attribute, vars(module))}")
     return getattr(module, attribute)

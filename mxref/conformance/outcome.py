@@ -119,6 +119,7 @@ class Judgement(ABC):
 
     def require(self) -> None:
         """Raise ConformanceError, whose message is this as text, unless everything was right."""
+        __tracebackhide__ = True  # pytest shows the line of the test
         if not self.ok:
             raise ConformanceError(str(self))
 

@@ -126,9 +126,9 @@ def test_a_backend_without_a_method_is_refused_in_one_line(tmp_path, name, at_im
 
 
 def test_missing_modules_and_files(tmp_path):
-    with pytest.raises(BackendError, match=r"cannot load backend nowhere:backend: .*nowhere.py:backend"):
+    with pytest.raises(BackendError, match=r"cannot load nowhere:backend: .*nowhere.py:backend"):
         get_backend("nowhere:backend")
-    with pytest.raises(BackendError, match="cannot load backend"):
+    with pytest.raises(BackendError, match="cannot load"):
         get_backend(f"{tmp_path}/none.py:backend")
 
 
@@ -146,7 +146,7 @@ def test_missing_modules_and_files(tmp_path):
 )
 def test_what_a_backends_code_raises_while_it_is_loaded_is_one_error(tmp_path, code, message):
     (tmp_path / "mine.py").write_text(f"{code}\n")
-    with pytest.raises(LoadError, match=f"cannot load backend '.*mine.py:backend': {message}") as error:
+    with pytest.raises(LoadError, match=f"cannot load '.*mine.py:backend': {message}") as error:
         get_backend(f"{tmp_path}/mine.py:backend")
     assert "\n" not in str(error.value)
 
