@@ -24,6 +24,7 @@ from mxref.errors import DtypeError
 from mxref.recipe_files import recipe_from_table
 from mxref_torch import Handle, check_census, convert, find_nonfinite, telemetry
 from mxref_torch.errors import LayerError, StepError
+from mxref_torch.operators import blocks
 
 BF16 = recipe_from_table({"all": {"format": "bf16"}, "keep_bf16": []})
 
@@ -97,7 +98,7 @@ def test_autocast_to_float16_is_refused() -> None:
 
 
 def save_products(context: Any, op: Any, *arguments: Any, **given: Any) -> CheckpointPolicy:
-    products = op is torch.ops.mxref.scaled_gemm.default
+    products = op is blocks.scaled_gemm
     return CheckpointPolicy.MUST_SAVE if products else CheckpointPolicy.PREFER_RECOMPUTE
 
 

@@ -19,6 +19,7 @@ from mxref import PreparedArray, get_backend
 from mxref.recipe_files import recipe_from_table
 from mxref.reference import ReferenceBackend
 from mxref_torch import CapturedStep, convert
+from mxref_torch.operators import blocks
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
@@ -90,7 +91,7 @@ def test_a_compiler_finds_the_common_call() -> None:
     run = torch.compile(block.block, backend=compiler, fullgraph=True)
     run(torch.randn(1, 32, 64).bfloat16().requires_grad_()).float().sum().backward()
     # X of up and gate, that of down, and three weights.
-    assert graphs[0]["mxref.quantize.default"] == 2 + 3
+    assert graphs[0][str(blocks.quantize)] == 2 + 3
 
 
 def test_a_shared_x_is_prepared_once_and_read_by_each_layer() -> None:

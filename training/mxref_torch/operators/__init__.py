@@ -2,6 +2,9 @@
 
 Operators take tensors, integers and strings alone: a backend travels by its name in a table, the
 treatment of an operand as compact JSON. This module has these tables; `blocks` and `dense` have the operators.
+An operator's overload is named by a digest of the sources, as in `mxref::quantize.code_1f2e3d4c`: PyTorch keeps
+compiled graphs on disk under what they call, and a graph holds defaults and shapes of the code that it called.
+
 GEMMs are counted where they run, and not where they are asked for: a compiled graph that drops or replaces one cannot
 hide it from the census. A compiler merges calls with equal arguments, so these must say all that a result depends on.
 
@@ -11,6 +14,7 @@ list of the process: autograd runs the backward pass of a GPU in a thread of its
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import itertools
 import json
@@ -21,12 +25,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import library
 
 from mxref.backend import Backend
+from mxref.discovery import ENTRY_POINT_GROUP
 from mxref.errors import UnsupportedError
 from mxref.formats import BlockFormat, OperandFormat
 from mxref.mxarray import MXArray
@@ -73,10 +81,23 @@ _tallies: weakref.WeakValueDictionary[int, Census] = weakref.WeakValueDictionary
 _handles = itertools.count(1)
 
 
+@cache
+def _version() -> str:
+    """Return the overload of all operators, a digest of the sources of mxref, of this package and of the backends."""
+    backends = entry_points(group=ENTRY_POINT_GROUP)
+    packages = {"mxref", "mxref_torch", *(point.module.partition(".")[0] for point in backends)}
+    digest = hashlib.sha256()
+    for spec in filter(None, map(find_spec, sorted(packages))):
+        for folder in spec.submodule_search_locations or ():
+            for file in sorted(Path(folder).rglob("*.py")):
+                digest.update(hashlib.sha256(f"{file.name}\0".encode() + file.read_bytes()).digest())
+    return f"code_{digest.hexdigest()[:16]}"
+
+
 def operator(
     like: Callable[..., Any], changes: str = ""
 ) -> Callable[[Callable[..., Any]], torch._ops.OpOverload]:
-    """Return a decorator that makes a function the operator `mxref::<its name>`.
+    """Return a decorator that makes a function the operator `mxref::<its name>`, in one overload.
 
     No result shares memory with another tensor, and no argument is changed, except the one that `changes` names, which
     has to be the first. `like` gets those of the operator's arguments that its parameters name, and returns results of
@@ -115,11 +136,15 @@ def operator(
             given = named(arguments)
             return like(*(given.get(key) for key in inspect.signature(like).parameters))
 
-        name, parameters = function.__name__, list(inspect.signature(function).parameters)
+        name, parameters, version = (
+            function.__name__,
+            list(inspect.signature(function).parameters),
+            _version(),
+        )
         schema = library.infer_schema(function, mutates_args={changes} if changes else ())
-        library.define(f"mxref::{name}", schema, tags=torch.Tag.pt2_compliant_tag)
-        library.impl(f"mxref::{name}", "CompositeExplicitAutograd", kernel)
-        overload: torch._ops.OpOverload = getattr(torch.ops.mxref, name).default
+        library.define(f"mxref::{name}.{version}", schema, tags=torch.Tag.pt2_compliant_tag)
+        library.impl(f"mxref::{name}.{version}", "CompositeExplicitAutograd", kernel)
+        overload: torch._ops.OpOverload = getattr(getattr(torch.ops.mxref, name), version)
         library.register_fake(overload, fake)
         overload.__doc__ = function.__doc__
         return overload
