@@ -40,7 +40,7 @@ STAMP := $(VENV)/.installed
 TITAN := .venv-torchtitan
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo demo-takes quick test test-compiled test-conformance test-older-cpu test-one-core test-model test-aot test-studies test-faults test-long test-explorer test-pages test-gpu test-torchtitan bench-gpu exhaustive lint format docs docs-versions tables vectors release bench warm-up aot peers relock clean
+.PHONY: help env demo demo-takes quick test test-compiled test-conformance test-older-cpu test-one-core test-model test-aot test-studies test-faults test-long test-explorer test-pages test-gpu test-torchtitan bench-gpu exhaustive lint format docs docs-versions tables vectors release bench warm-up aot peers relock freeze clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -177,6 +177,9 @@ $(TITAN)/.installed: $(STAMP)
 
 relock: $(STAMP)  ## lock the clauses of the specification, once the tests of an edited clause were read again
 	$(BIN)/python docs/_ext/clauses.py relock
+
+freeze: $(STAMP)  ## record the clauses of the specification as those of a released version
+	$(BIN)/python docs/_ext/clauses.py freeze
 
 clean:  ## remove what was built; .venv stays
 	rm -rf build dist docs/_build docs/_measured .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,7 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from mxref import __version__
+from mxref._version import SPECIFICATION, __version__
 from mxref.explain.link import EXPLORER
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
@@ -43,6 +43,7 @@ if html_baseurl:
 exclude_patterns = ["_build", "_measured", "spec/vectors"]
 default_role = "code"
 smartquotes = False
+rst_epilog = f".. |specification| replace:: {SPECIFICATION}"
 
 autosummary_generate = False
 autodoc_member_order = "bysource"

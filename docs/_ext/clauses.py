@@ -4,6 +4,7 @@ Nothing here needs Sphinx: the tests, the documentation build and the command li
 
     python docs/_ext/clauses.py check     print what is wrong; exit code 1 if anything is
     python docs/_ext/clauses.py relock    write spec/clauses.lock after the tests of an edited clause were re-read
+    python docs/_ext/clauses.py freeze    write spec/released.lock: the version of the specification is released
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ _UNMARKED_OK = {
 }
 """Directives that may stand outside a clause; anything else there is refused."""
 
+_VERSION = re.compile(r'^SPECIFICATION = "(\d+)\.(\d+)\.(\d+)"$', re.MULTILINE)
+_RELEASED_HEADER = """\
+# Checksum of every clause of the last released version of the specification; `make freeze` writes it. A clause that
+# differs needs a higher version in mxref/_version.py, as spec/index.rst says, and its ID in CHANGELOG.md.
+"""
 _LOCK_HEADER = """\
 # Checksum of every clause of the specification. An edited clause no longer matches: read its tests again,
 # then write this file with `make relock`. IDs are never reused: those of removed clauses stay in `retired`.
@@ -125,6 +131,7 @@ def load(root: Path = ROOT) -> Specification:
     spec.problems += problems
     _check_links(root, spec)
     _check_lock(root / "spec" / "clauses.lock", spec)
+    _check_version(root, spec)
     return spec
 
 
@@ -285,8 +292,66 @@ def relock(root: Path = ROOT) -> list[str]:
     return changes
 
 
+def changed_since_release(root: Path, clauses: dict[str, Clause]) -> dict[str, str]:
+    """Return the IDs of the clauses that differ from the released version: `added`, `edited` or `removed`."""
+    released, _ = read_lock(root / "spec" / "released.lock")
+    if not released:
+        return {}
+    found = {clause_id: "removed" for clause_id in released if clause_id not in clauses}
+    for clause in clauses.values():
+        if clause.id not in released:
+            found[clause.id] = "added"
+        elif released[clause.id] != clause.checksum:
+            found[clause.id] = "edited"
+    return found
+
+
+def version(root: Path = ROOT) -> tuple[int, int, int]:
+    """Return the version of the specification that mxref/_version.py states."""
+    found = _VERSION.search((root / "mxref" / "_version.py").read_text(encoding="utf-8"))
+    if found is None:
+        raise ValueError("mxref/_version.py states no SPECIFICATION of the form X.Y.Z")
+    major, minor, patch = map(int, found.groups())
+    return major, minor, patch
+
+
+def _check_version(root: Path, spec: Specification) -> None:
+    """Note changes since the released version that its number or the changelog does not announce."""
+    path = root / "spec" / "released.lock"
+    if not path.exists():
+        return
+    was = tomllib.loads(path.read_text(encoding="utf-8"))["version"]
+    major, minor, patch = map(int, was.split("."))
+    least = {
+        "edited": (major, minor, patch + 1),
+        "added": (major, minor + 1, 0),
+        "removed": (major + 1, 0, 0),
+    }
+    log = (root / "CHANGELOG.md").read_text(encoding="utf-8")
+    for clause_id, how in changed_since_release(root, spec.clauses).items():
+        where = f"clause {clause_id} was {how} since version {was} of the specification"
+        if version(root) < least[how]:
+            needed = ".".join(map(str, least[how]))
+            spec.problems.append(f"{where}: set SPECIFICATION in mxref/_version.py to {needed} or higher")
+        if f"`{clause_id}`" not in log:
+            spec.problems.append(f"{where}: name `{clause_id}` in CHANGELOG.md")
+
+
+def freeze(root: Path = ROOT) -> str:
+    """Write spec/released.lock from the chapters and return the version that is released with it."""
+    number = ".".join(map(str, version(root)))
+    clauses = read_chapters(root).clauses.values()
+    lines = [_RELEASED_HEADER, f'version = "{number}"', "", "[clauses]"]
+    lines += [f'"{clause.id}" = "{clause.checksum}"' for clause in clauses]
+    (root / "spec" / "released.lock").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return number
+
+
 def main(arguments: list[str]) -> int:
-    """Run `check` or `relock` and return the exit code."""
+    """Run `check`, `relock` or `freeze` and return the exit code."""
+    if arguments == ["freeze"]:
+        print(f"version {freeze()} of the specification is released")
+        return 0
     if arguments == ["relock"]:
         print("\n".join(relock()) or "spec/clauses.lock is up to date")
         return 0

@@ -21,7 +21,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from mxref._version import __version__
+from mxref._version import SPECIFICATION, __version__
 from mxref.cli.ranks import refuse_ranks
 from mxref.errors import BackendError, MxrefError
 from mxref.printable import printable
@@ -273,6 +273,8 @@ def _source(module: str) -> Path | None:
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=f"Environment: MXREF_BACKEND chooses the backend. {_TRACEBACK}=1 prints the traceback of an error.",
 )
-@click.version_option(__version__, prog_name="mxref", message="%(prog)s %(version)s")
+@click.version_option(
+    __version__, prog_name="mxref", message=f"%(prog)s %(version)s, specification {SPECIFICATION}"
+)
 def main() -> None:
     """Microscaled training, specified bit by bit: explain a block, check a backend, train, compare recipes."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as xml
 
-from mxref._version import __version__
+from mxref._version import SPECIFICATION, __version__
 from mxref.errors import ConformanceError, FileFormatError
 from mxref.formats import BLOCK_FORMATS
 from mxref.printable import printable
@@ -235,6 +235,7 @@ def to_json(report: Report) -> str:
     table = {
         "format": FORMAT,
         "mxref": __version__,
+        "specification": SPECIFICATION,
         "backend": report.backend,
         "level": report.level.value,
         "seed": report.seed,

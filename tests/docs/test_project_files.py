@@ -23,6 +23,7 @@ ALLOWED = REQUIRED | {
     "doi",
     "repository-code",
     "url",
+    "references",
 }
 PICKLED = {"backends/mxref_numba/kernel_cache.py"}
 """The only file that reads pickles; SECURITY.md says from where."""
@@ -39,6 +40,9 @@ def test_the_citation_is_a_citation_file():
     assert set(table) <= ALLOWED
     assert (table["cff-version"], table["type"], table["license"]) == ("1.2.0", "software", "Apache-2.0")
     assert all(set(author) == {"name"} and isinstance(author["name"], str) for author in table["authors"])
+    (specification,) = table["references"]
+    assert set(specification) == {"type", "title", "authors", "version"}
+    assert specification["type"] == "standard"
     assert len(set(table["keywords"])) == len(table["keywords"]) > 0
     assert all(isinstance(table[key], str) for key in ("message", "title", "abstract", "version"))
 

@@ -126,6 +126,8 @@ def tree(tmp_path):
         "spec/ticks.rst": CHAPTER,
         "mxref/clock.py": CODE,
         "mxref/__init__.py": "",
+        "mxref/_version.py": 'SPECIFICATION = "1.2.3"\n',
+        "CHANGELOG.md": "",
         "tests/test_clock.py": TESTS,
         "tests/oracle/__init__.py": "from oracle.clock import tock",
         "tests/oracle/clock.py": "def tock(): ...",
@@ -214,6 +216,48 @@ def test_relock_takes_edits_and_retires_what_is_gone_for_ever(tree):
     with pytest.raises(ValueError, match=r"retired IDs are never reused: tick.never"):
         clauses.relock(tree)
     assert (tree / "spec/clauses.lock").read_text() == before
+
+
+@pytest.fixture
+def released(tree):
+    """Return the tree after its version 1.2.3 was released."""
+    assert clauses.freeze(tree) == "1.2.3"
+    assert clauses.load(tree).problems == []
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed", "least"),
+    [
+        ("no other", "none other", {"tick.tock": "edited"}, "1.2.4"),
+        (".. clause:: tick.n", ".. clause:: tick.a\n\n   A.\n\n.. clause:: tick.n", {"tick.a": "added"}, "1.3.0"),
+        (".. clause:: tick.never", ".. informative:: tick.never", {"tick.never": "removed"}, "2.0.0"),
+    ],
+)  # fmt: skip
+def test_a_clause_that_differs_from_the_released_one_needs_a_version_and_a_line_of_the_changelog(
+    old, new, changed, least, released
+):
+    edit(released, "spec/ticks.rst", old, new)
+    clauses.relock(released)
+    assert clauses.changed_since_release(released, clauses.read_chapters(released).clauses) == changed
+    (clause_id,) = changed
+    number = rf"clause {clause_id} was {changed[clause_id]} since version 1.2.3 .*: set SPECIFICATION .* to {least} or"
+    unnamed = rf"clause {clause_id} was .*: name `{clause_id}` in CHANGELOG.md"
+    for wanted in (number, unnamed):
+        assert any(re.search(wanted, problem) for problem in clauses.load(released).problems), wanted
+    (released / "CHANGELOG.md").write_text(f"- `{clause_id}` says more.\n")
+    problems = edit(released, "mxref/_version.py", "1.2.3", least)
+    assert not any("since version" in problem for problem in problems)
+    major, minor, patch = map(int, least.split("."))
+    too_low = (major, minor, patch - 1) if patch else (major, minor - 1, 9) if minor else (major - 1, 99, 0)
+    problems = edit(released, "mxref/_version.py", least, ".".join(map(str, too_low)))
+    assert any(re.search(number, problem) for problem in problems)
+
+
+def test_a_version_of_another_form_is_refused(tree):
+    (tree / "mxref/_version.py").write_text('SPECIFICATION = "1.0"\n')
+    with pytest.raises(ValueError, match=r"no SPECIFICATION of the form X.Y.Z"):
+        clauses.freeze(tree)
 
 
 def test_evidence_follows_helpers_and_not_their_neighbours(tree):

@@ -39,6 +39,14 @@ def test_backends_import_neither_torch_nor_training(package):
     assert not loaded & {"torch", "mxref_training", "triton"}
 
 
+def test_the_torch_layer_says_what_to_install_where_torch_is_missing():
+    code = "import sys; sys.modules['torch'] = None; import mxref_torch"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 1
+    last = run.stderr.splitlines()[-1]
+    assert last.endswith("mxref_torch needs PyTorch, which is not installed: pip install 'mxref[training]'")
+
+
 def test_the_torch_layer_imports_no_training():
     loaded = _loaded_after("import mxref_torch")
     assert "torch" in loaded

@@ -19,7 +19,7 @@ import click
 
 from places import ROOT
 from release import contents, trial, versions
-from release.building import build, require_same_wheel
+from release.building import Built, build, require_same_wheel
 from release.environment import make_environment
 from release.errors import ReleaseError
 from release.network import find_cut
@@ -45,31 +45,37 @@ def check(out: Path, release: str) -> None:
         _require_committed()
         versions.require_released(ROOT, release)
     version = versions.require_one(versions.stated(ROOT))
-    said(f"version {version} in all files")
+    specification = versions.require_one(versions.specification(ROOT))
+    said(f"version {version}, specification {specification} in all files")
     built = build(ROOT, out)
     require_same_wheel(built)
     said(f"{built.sdist.name} and {built.wheel.name}; the first builds the second, byte for byte")
     count = contents.require_files(built.wheel, ROOT)
     own = contents.folders_of_this_machine(ROOT)
-    for path in (built.sdist, built.wheel):
+    vectors = contents.require_files(built.vectors, ROOT, contents.VECTORS)
+    for path in (built.sdist, built.wheel, built.vectors):
         contents.require_no_machine_paths(path, own)
     said(f"{count} files in the wheel, all of them tracked; no path of a machine")
-    _try_wheel(built.wheel, version)
-    click.echo(f"{built.sdist}\n{built.wheel}")
+    said(f"{vectors} files in {built.vectors.name}")
+    _try_wheels(built, f"{version}, specification {specification}")
+    click.echo(f"{built.sdist}\n{built.wheel}\n{built.vectors}")
     if versions.unreleased(ROOT):
         click.echo(
             "CHANGELOG.md begins with `Unreleased`: give its section version and date before you publish"
         )
 
 
-def _try_wheel(wheel: Path, version: str) -> None:
-    """Install the wheel twice, with its dependencies and with those of training too, and try both at the same time."""
+def _try_wheels(built: Built, version: str) -> None:
+    """Install the wheel twice, with its dependencies and with those of training too, and try both at the same time.
+
+    The wheel of the vectors has an environment of its own.
+    """
     cut = find_cut()
 
     def tried(name: str, extras: tuple[str, ...], steps: tuple[trial.Step, ...]) -> None:
         folder = Path(scratch, name)
         folder.mkdir()
-        made = make_environment(folder, wheel, extras, cut)
+        made = make_environment(folder, built.wheel, extras, cut)
         trial.require_trial(made, steps, ROOT, version, _timed(f"{name}: "))
 
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor() as both:
@@ -77,6 +83,9 @@ def _try_wheel(wheel: Path, version: str) -> None:
             both.submit(tried, "training", trial.EXTRAS, trial.TRAINING),
             both.submit(tried, "alone", (), trial.ALONE),
         ]
+        folder = Path(scratch, "vectors")
+        folder.mkdir()
+        trial.require_step(make_environment(folder, built.vectors, (), cut), trial.VECTORS)
         for one in began:
             one.result()
 

@@ -1,4 +1,4 @@
-"""The source distribution and the wheel, built by hatchling without a download."""
+"""The distributions of mxref, and the wheel of its golden vectors, built by hatchling without a download."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ from release.errors import ReleaseError
 
 @dataclass(frozen=True)
 class Built:
-    """The two files that are published."""
+    """The files that are published."""
 
     sdist: Path
     wheel: Path
+    vectors: Path
+    """The wheel of `mxref-vectors`."""
 
 
 def build(source: Path, out: Path) -> Built:
-    """Build both distributions of a checkout into a folder; files of earlier builds there are deleted."""
+    """Build the distributions of a checkout into a folder; files of earlier builds there are deleted."""
     out.mkdir(parents=True, exist_ok=True)
     for pattern in ("*.whl", "*.tar.gz"):
         for old in out.glob(pattern):
             old.unlink()
     _hatchling(source, out)
-    return Built(_only(out, "*.tar.gz"), _only(out, "*.whl"))
+    _hatchling(source / "spec", out, "--target", "wheel")
+    return Built(*(_only(out, pattern) for pattern in ("*.tar.gz", "mxref-*.whl", "mxref_vectors-*.whl")))
 
 
 def require_same_wheel(built: Built) -> None:

@@ -19,6 +19,8 @@ FOLDERS = {
     "spec/vectors": "mxref/_vectors",
 }
 """Folders of the checkout that a user needs, and where the wheel has them."""
+VECTORS = {"spec/vectors": "mxref_vectors", "LICENSE": "mxref_vectors/LICENSE"}
+"""The same for the wheel of `mxref-vectors`."""
 LEFT_OUT = {"backends/README.md"}
 """Files of these folders that belong to the checkout alone."""
 
@@ -28,13 +30,13 @@ _FOLDER_OF_A_USER = re.compile(
 _SHOWN = 10
 
 
-def expected_in_wheel(tracked: list[str]) -> dict[str, str]:
-    """Return where the wheel must have the tracked files of `FOLDERS`: paths of the wheel to those of the checkout."""
+def expected_in_wheel(tracked: list[str], folders: Mapping[str, str] = FOLDERS) -> dict[str, str]:
+    """Return where a wheel must have the tracked files of its folders: paths of the wheel to those of the checkout."""
     found = {}
     for name in tracked:
-        for folder, target in FOLDERS.items():
-            if name.startswith(f"{folder}/") and name not in LEFT_OUT:
-                found[str(PurePosixPath(target, name.removeprefix(f"{folder}/")))] = name
+        for folder, target in folders.items():
+            if f"{name}/".startswith(f"{folder}/") and name not in LEFT_OUT:
+                found[str(PurePosixPath(target, name.removeprefix(folder).lstrip("/")))] = name
     return found
 
 
@@ -46,13 +48,13 @@ def tracked_files(checkout: Path) -> list[str]:
     return [name for name in done.stdout.split("\0") if name and (checkout / name).is_file()]
 
 
-def require_files(wheel: Path, checkout: Path) -> int:
-    """Return how many files of the packages the wheel has.
+def require_files(wheel: Path, checkout: Path, folders: Mapping[str, str] = FOLDERS) -> int:
+    """Return how many files of its folders a wheel has.
 
     Raises:
         ReleaseError: a tracked file is missing or has other bytes, or the wheel has a file that is not tracked.
     """
-    expected = expected_in_wheel(tracked_files(checkout))
+    expected = expected_in_wheel(tracked_files(checkout), folders)
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if not re.match(r"[^/]+\.dist-info/", name)}
         changed = sorted(

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from mxref._version import SPECIFICATION
 from places import ROOT
 from release import contents, versions
 from release.environment import Environment, required
@@ -46,9 +47,12 @@ def test_all_files_state_one_version():
 
 @pytest.fixture
 def checkout(tmp_path) -> Path:
-    (tmp_path / "mxref").mkdir()
-    for name in ("pyproject.toml", "mxref/_version.py", "CITATION.cff"):
+    for folder in ("mxref", "spec"):
+        (tmp_path / folder).mkdir()
+    for name in ("pyproject.toml", "mxref/_version.py", "CITATION.cff", "spec/clauses.lock"):
         shutil.copy(ROOT / name, tmp_path / name)
+    released = f'version = "{SPECIFICATION}"\n' + (tmp_path / "spec/clauses.lock").read_text()
+    (tmp_path / "spec/released.lock").write_text(released)
     return tmp_path
 
 
@@ -82,6 +86,28 @@ def test_a_release_has_the_first_section_of_the_changelog(changelog, unreleased,
             versions.require_released(checkout, "0.1.0")
 
 
+@pytest.mark.parametrize("name", ["mxref/_version.py", "CITATION.cff", "spec/released.lock"])
+def test_another_version_of_the_specification_in_one_file_is_named(name, checkout):
+    assert set(versions.specification(checkout).values()) == {SPECIFICATION}
+    file = checkout / name
+    file.write_text(file.read_text().replace(SPECIFICATION, "9.0.0"))
+    with pytest.raises(ReleaseError, match=rf"the versions differ: .*{re.escape(name)} 9\.0\.0"):
+        versions.require_one(versions.specification(checkout))
+
+
+def test_a_release_has_frozen_its_clauses(checkout):
+    (checkout / "CHANGELOG.md").write_text("# Changelog\n\n## 0.1.0 - 2026-11-22\n")
+    versions.require_released(checkout, "0.1.0")
+    lock = checkout / "spec/released.lock"
+    lock.write_text(lock.read_text().replace('"scale.rule.floor" = "', '"scale.rule.floor" = "0'))
+    for spoil in (lambda: None, lock.unlink):
+        spoil()
+        with pytest.raises(
+            ReleaseError, match="does not hold the clauses of this release: run `make freeze`"
+        ):
+            versions.require_released(checkout, "0.1.0")
+
+
 @pytest.fixture
 def repository(tmp_path) -> Path:
     root = tmp_path / "checkout"
@@ -92,6 +118,7 @@ def repository(tmp_path) -> Path:
         "spec/vectors/scale.json",
         "docs/page.rst",
         "tests/t.py",
+        "LICENSE",
     ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name)
@@ -126,6 +153,14 @@ def test_the_wheel_has_every_tracked_file_of_the_packages_and_nothing_else(
     else:
         with pytest.raises(ReleaseError, match=re.escape(message)):
             contents.require_files(wheel, repository)
+
+
+def test_the_wheel_of_the_vectors_has_the_vectors_and_the_licence(repository, tmp_path):
+    files = {"mxref_vectors/scale.json": b"spec/vectors/scale.json", "mxref_vectors/LICENSE": b"LICENSE"}
+    assert contents.require_files(make_wheel(tmp_path, files), repository, contents.VECTORS) == 2
+    more = files | {"mxref_vectors/__init__.py": b""}
+    with pytest.raises(ReleaseError, match=r"has mxref_vectors/__init__\.py, which git does not track"):
+        contents.require_files(make_wheel(tmp_path, more), repository, contents.VECTORS)
 
 
 def test_what_the_checkout_tracks_holds_every_kind_of_data():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,9 +38,40 @@ ALONE = (
     _step("mxref conform --backend reference --quick", "reference conforms"),
     _step("mxref backends", "chosen: reference"),
     _step("mxref recipes mxfp4_h16", "hadamard = 16"),
-    _step("mxref train tiny", "pip install 'mxref[training]'", 2),
+    _step("mxref conform --backend toy_backend.py:backend --quick", "toy conforms"),
+    _step("mxref conform --backend planted_fault_backend.py:backend --quick", "first: rounding.rne", 1),
+    _step("python check.py", "rounding.rne: crafted blocks", 1),
+    *(
+        _step(f"mxref {command}", "needs torch, which is not installed: pip install 'mxref[training]'", 2)
+        for command in ("train tiny", "ablate demo", "probe run", "report run", "export run out")
+    ),
+    Step(("python", "-c", "import mxref_torch"), "not installed: pip install 'mxref[training]'", 1),
 )
 """With the dependencies alone."""
+
+STRANGER = {
+    "toy_backend.py": "docs/examples/toy_backend.py",
+    "planted_fault_backend.py": "docs/examples/planted_fault_backend.py",
+}
+"""Files of the checkout that a stranger's folder has: a right backend, and one with a fault."""
+
+CHECK = """\
+import mxref
+from planted_fault_backend import backend
+
+mxref.check_quantizer(lambda x: backend.quantize(x, mxref.OperandSpec()), "ocp").require()
+"""
+"""What the stranger calls `check.py`."""
+
+VECTORS = Step(
+    (
+        "python", "-c",
+        "import json; from importlib.resources import files; "
+        "print('records:', len(json.loads((files('mxref_vectors') / 'scale.json').read_bytes())['records']) > 0)",
+    ),
+    "records: True",
+)  # fmt: skip
+"""With the wheel of the golden vectors alone."""
 
 TRAINING = (
     _step("mxref train tiny --set run.steps=4 --backend reference --out run", "validation loss"),
@@ -55,6 +87,9 @@ def require_trial(
     """Raise ReleaseError unless an environment has no network, no module of a checkout, and every step succeeds."""
     require_cut(made.cut, made.bin / "python", made.variables)
     require_own_modules(made, checkout, version)
+    for name, source in STRANGER.items():
+        shutil.copy(checkout / source, made.home / name)
+    (made.home / "check.py").write_text(CHECK, encoding="utf-8")
     said(f"an environment of the wheel alone, without a network ({made.cut.name})")
     for step in steps:
         require_step(made, step)

@@ -1,4 +1,4 @@
-"""The version, which four files state."""
+"""The versions of mxref and of its specification, which several files state."""
 
 from __future__ import annotations
 
@@ -26,6 +26,21 @@ def stated(checkout: Path) -> dict[str, str]:
     return found | ({"CHANGELOG.md": released[0]} if released else {})
 
 
+def specification(checkout: Path) -> dict[str, str]:
+    """Return the version of the specification that each file states; of spec/released.lock only once there is one.
+
+    Raises:
+        ReleaseError: a file states none.
+    """
+    found = {
+        "mxref/_version.py": _matched(checkout, "mxref/_version.py", r'^SPECIFICATION = "(.+)"$'),
+        "the reference in CITATION.cff": _matched(checkout, "CITATION.cff", r'^    version: "?([^"\n]+)"?$'),
+    }
+    if (checkout / "spec/released.lock").exists():
+        found["spec/released.lock"] = _matched(checkout, "spec/released.lock", r'^version = "(.+)"$')
+    return found
+
+
 def require_one(versions: dict[str, str]) -> str:
     """Return the version that all state; ReleaseError if two differ."""
     if len(set(versions.values())) != 1:
@@ -47,6 +62,17 @@ def require_released(checkout: Path, version: str) -> None:
     stands = require_one(stated(checkout))
     if stands != version:
         raise ReleaseError(f"the files state version {stands}, not {version}")
+    stated_specification = specification(checkout)
+    require_one(stated_specification)
+    if "spec/released.lock" not in stated_specification or _clauses(checkout, "released") != _clauses(
+        checkout, "clauses"
+    ):
+        raise ReleaseError("spec/released.lock does not hold the clauses of this release: run `make freeze`")
+
+
+def _clauses(checkout: Path, name: str) -> dict[str, str]:
+    clauses: dict[str, str] = tomllib.loads(_text(checkout, f"spec/{name}.lock"))["clauses"]
+    return clauses
 
 
 def _headings(checkout: Path) -> list[tuple[str, str]]:

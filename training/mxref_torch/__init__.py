@@ -5,6 +5,13 @@
 `record`, `find_nonfinite` and the two checks guard a run.
 """
 
+from importlib.util import find_spec
+
+if find_spec("torch") is None:
+    raise ModuleNotFoundError(
+        "mxref_torch needs PyTorch, which is not installed: pip install 'mxref[training]'", name="torch"
+    )
+
 from mxref_torch.captured.operations import StepOutcome
 from mxref_torch.captured.step import CapturedStep
 from mxref_torch.checks.census import check_census, expected_census

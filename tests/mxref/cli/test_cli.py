@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 
 import mxref
 from mxref import OperandSpec, Rounding, ScaleRule, Stream, quantize
+from mxref._version import SPECIFICATION
 from mxref.capabilities import Capabilities
 from mxref.cli import LazyGroup, load_command, main, summary
 from mxref.errors import BackendError
@@ -47,7 +48,11 @@ def test_python_runs_the_package_as_the_command():
     done = subprocess.run(
         [sys.executable, "-m", "mxref", "--version"], capture_output=True, text=True, timeout=60
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"mxref {mxref.__version__}\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        0,
+        f"mxref {mxref.__version__}, specification {SPECIFICATION}\n",
+        "",
+    )
 
 
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, package: str = "plug") -> None:
@@ -119,7 +124,7 @@ def test_unknown_command_and_version():
     result = run("explian")
     assert result.exit_code == 2
     assert "no command 'explian' (did you mean 'explain'?)" in result.stderr
-    assert run("--version").output == f"mxref {mxref.__version__}\n"
+    assert run("--version").output == f"mxref {mxref.__version__}, specification {SPECIFICATION}\n"
     assert run("--verison").exit_code == 2
 
 
