@@ -126,10 +126,10 @@ lint: $(STAMP)  ## check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(STAMP)  ## build the documentation into docs/_build/html, and try its links and its search (URL=https://...: with a sitemap)
+docs: $(STAMP)  ## build the documentation into docs/_build/html, and try its links, its search and its tables (URL=https://...: with a sitemap)
 	rm -rf docs/_build/html/_modules    # Sphinx keeps pages of sources whose links have moved
 	MXREF_DOCS_URL='$(URL)' $(BIN)/sphinx-build --fail-on-warning --fresh-env --quiet -b html docs docs/_build/html
-	MXREF_BUILT_DOCS=docs/_build/html $(BIN)/pytest -q tests/docs/test_built.py
+	MXREF_BUILT_DOCS=docs/_build/html $(BIN)/pytest -q tests/docs/test_built.py tests/docs/test_docs.py
 	@echo docs/_build/html/index.html
 
 docs-versions: $(STAMP)  ## build the documentation of branches and tags into docs/_build/site (REFS='main v0.1.0', URL=https://...)

@@ -195,8 +195,9 @@ def arrays_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _differing(now: bytes, held: bytes) -> int:
     """Return how many bytes differ."""
-    different = np.frombuffer(now, np.uint8) != np.frombuffer(held, np.uint8) if now != held else ()
-    return int(np.sum(different))
+    if now == held:
+        return 0
+    return int(np.count_nonzero(np.frombuffer(now, np.uint8) != np.frombuffer(held, np.uint8)))
 
 
 def _overlap(a: Any, b: Any) -> bool:

@@ -138,6 +138,7 @@ def test_figure_names_modules_that_exist():
         assert (ROOT / "mxref" / name).is_file() or (ROOT / "training" / name).is_file(), name
 
 
+@pytest.mark.study
 def test_every_rendered_measurement_is_on_a_page_and_the_tables_of_the_pages_are_current(monkeypatch):
     """Where a table is out of date: `make tables`."""
     for package in ("torch", "triton", "numba", "matplotlib"):

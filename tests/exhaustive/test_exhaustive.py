@@ -51,7 +51,7 @@ FORMATS = pytest.mark.parametrize("block_format", [MXFP4, MXFP8_E4M3, MXFP8_E5M2
     "gemm.ordered",
     "gemm.special",
 )
-@pytest.mark.parametrize(("part", "chunks"), [("a", 16), ("b", 32), ("c", 4), ("d", 1), ("e", 2)])
+@pytest.mark.parametrize(("part", "chunks"), [("a", 6), ("b", 10), ("c", 2), ("d", 1), ("e", 1)])
 @pytest.mark.parametrize(
     "family", [name if name == "mxfp4" else pytest.param(name, marks=pytest.mark.study) for name in FAMILIES]
 )

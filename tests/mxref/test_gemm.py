@@ -67,7 +67,7 @@ def assert_same_sum(operands, formats, prescaled=(False, False)):
     "gemm.output", "gemm.special",
 )  # fmt: skip
 @EVERY_PAIR
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_drawn_operands_match_the_oracle(formats, data):
     operands = data.draw(strategies.gemm_operands(elements=elements_of(formats), special=True))
@@ -77,7 +77,7 @@ def test_drawn_operands_match_the_oracle(formats, data):
 
 @pytest.mark.clause("gemm.ordered", "gemm.exact")
 @EVERY_PAIR
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_sums_that_only_a_small_product_decides_match_the_oracle(formats, data):
     assert_same_sum(data.draw(strategies.nearly_tied_operands(elements_of(formats))), formats)

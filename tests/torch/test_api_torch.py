@@ -176,8 +176,7 @@ def test_a_recomputation_at_another_place_is_refused(reentrant: bool) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own tracer
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize("part", ["block", "model"])
-@pytest.mark.parametrize("recipe", [SR, FP8], ids=["SR", "fp8"])
+@pytest.mark.parametrize(("recipe", "part"), [(SR, "block"), (FP8, "model")], ids=["SR", "fp8"])
 def test_a_compiled_model_is_followed_as_an_eager_one(recipe: Any, part: str) -> None:
     found = []
     for compiled in (False, True):

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from usual import usual
+
 torch = pytest.importorskip("torch")
 
 from torch import nn
@@ -57,7 +59,7 @@ def test_a_run_goes_on_from_a_checkpoint_between_two_evaluations(tmp_path: Path)
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize("how", ["block", "model"])
+@pytest.mark.parametrize("how", usual(["block", "model"], "model"))
 def test_a_compiled_run_has_the_metrics_of_an_eager_one(
     how: str, tmp_path: Path, whole: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 from mxref import get_backend
 from mxref.recipe_files import recipe_from_table
 from training_setup import CONFIG, change, metrics, run
+from usual import usual
 
 RECIPES = {
     "rne": {"dialect": "amd"},
@@ -32,7 +33,9 @@ def recipe_of(name):
 
 
 @pytest.mark.clause("gemm.ordered")
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name", usual(RECIPES, "sr and redrawn signs", "a threshold, gains and Fprop's operands")
+)
 def test_numba_trains_exactly_as_the_reference_does(tmp_path, whole, name):
     run(tmp_path, recipe_of(name), CONFIG, backend=get_backend("numba"))
     expected = metrics(whole(recipe_of(name), CONFIG)[0])  # of the reference
@@ -41,7 +44,7 @@ def test_numba_trains_exactly_as_the_reference_does(tmp_path, whole, name):
 
 
 @pytest.mark.clause("linear.source", "linear.tensor_scale", "recipe.layers")
-@pytest.mark.parametrize("name", ["fprop_tail", "mx64", "qat", "nvfp4"])
+@pytest.mark.parametrize("name", usual(["fprop_tail", "mx64", "qat", "nvfp4"], "fprop_tail", "nvfp4"))
 def test_ten_steps_of_a_shipped_recipe_are_the_same(tmp_path, name):
     # The last 15 % of two blocks are one of them.
     config = replace(change(steps=10, eval_every=5), model=replace(CONFIG.model, layers=2))

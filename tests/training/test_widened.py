@@ -41,8 +41,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Plain:
     return trained
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("call", [1, 4, 27], ids=["first", "early", "second micro-batch"])
+@pytest.mark.parametrize(
+    ("recipe", "call"),
+    [("mxfp4", 1), ("fp8 forward", 4), ("mxfp4", 27)],
+    ids=["first", "early", "second micro-batch"],
+)
 def test_a_step_out_of_range_is_done_over(tmp_path: Path, plain: Plain, recipe: str, call: int) -> None:
     folder, unwidened = plain(recipe)
     again = run(tmp_path, RECIPES[recipe], CONFIG, backend=Narrow({call}))

@@ -151,7 +151,9 @@ def test_strides(kernels: EveryPath, name: str, dtype: Any) -> None:
 
 @treated
 def test_lengths(kernels: EveryPath, made: BlockFormat, spec: OperandSpec) -> None:
-    for length, dtype, rows in itertools.product((64, 192, 448, 2112, 4160), DTYPES, (1, 3)):
+    lengths = (64, 192, 448, 2112, 4160)
+    for length, dtype in zip(lengths, itertools.cycle(DTYPES), strict=False):
+        rows = 1 if length == 448 else 3
         x = values(rows, length, dtype=dtype)
         wide = np.zeros((rows, length + 8), dtype)
         wide[:, :length] = x  # rows with gaps between them cannot be joined
@@ -162,11 +164,11 @@ def test_lengths(kernels: EveryPath, made: BlockFormat, spec: OperandSpec) -> No
 
 @treated
 def test_columns(kernels: EveryPath, made: BlockFormat, spec: OperandSpec) -> None:
-    for shape in ((256, 64), (128, 96), (64, 160), (320, 65), (576, 17), (128, 336)):
-        for dtype in DTYPES:
-            x = values(*shape, dtype=dtype)
-            for given in (x, np.asfortranarray(x), x[::-1]):
-                check(kernels, given, treatment(spec, made), axis=0)
+    shapes = (256, 64), (128, 96), (64, 160), (320, 65), (576, 17), (128, 336)
+    for shape, dtype in zip(shapes, itertools.cycle(DTYPES), strict=False):
+        x = values(*shape, dtype=dtype)
+        for given in (x, np.asfortranarray(x), x[::-1]):
+            check(kernels, given, treatment(spec, made), axis=0)
     check(kernels, values(3, 256, 5), treatment(spec, made), axis=1)
 
 
@@ -202,8 +204,16 @@ def test_threads_change_nothing(kernels: EveryPath, workers: int, monkeypatch: p
 # ---- two axes from one read ----
 
 
-@pytest.mark.parametrize("shape", [(64, 64), (192, 1216), (320, 128), (512, 256), (128, 1088)])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    list(
+        zip(
+            [(64, 64), (192, 1216), (320, 128), (512, 256), (128, 1088)],
+            itertools.cycle(DTYPES),
+            strict=False,
+        )
+    ),
+)
 def test_dual(kernels: EveryPath, dtype: Any, shape: tuple[int, int]) -> None:
     x = values(*shape, dtype=dtype)
     wide = np.concatenate([x, x], axis=1)

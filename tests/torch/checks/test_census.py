@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from usual import usual
+
 torch = pytest.importorskip("torch")
 
 from torch import nn
@@ -123,7 +125,9 @@ WRAPS = {
 }
 
 
-@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize(
+    "wrap", usual(WRAPS, "checkpoint", "reentrant", "checkpoint_wrapper", "checkpointed compiled")
+)
 def test_the_gemms_of_a_step_are_counted_once(wrap: str) -> None:
     torch._dynamo.reset()
     recipe = shipped("mxfp4")

@@ -48,8 +48,11 @@ def counting(base: str) -> Any:
     return Counting()
 
 
-@pytest.mark.parametrize("base", ["reference", "numba"])
-@pytest.mark.parametrize("recipe", [SR, MXFP4, NVFP4], ids=["SR", "prescaled", "nvfp4"])
+@pytest.mark.parametrize(
+    ("base", "recipe"),
+    [("numba", SR), ("reference", MXFP4), ("numba", NVFP4)],
+    ids=["SR", "prescaled", "nvfp4"],
+)
 def test_training_in_place_changes_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str, recipe: Any
 ) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from usual import usual
+
 torch = pytest.importorskip("torch")
 
 from torch._dynamo.utils import counters
@@ -41,7 +43,7 @@ def train(model: Any, run: Any, context: Any, recipe: Any, steps: range, micro_b
         advance(model)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", usual(RECIPES, "mxfp4_h16", "nvfp4 with mxfp4"))
 def test_the_first_block_is_compiled_and_no_other(name: str) -> None:
     torch._dynamo.reset()
     counters.clear()
@@ -59,7 +61,7 @@ def test_the_first_block_is_compiled_and_no_other(name: str) -> None:
     assert counters["aot_autograd"]["total"] == 1
 
 
-@pytest.mark.parametrize("name", ["mxfp4_h16", "tseng"])
+@pytest.mark.parametrize("name", usual(["mxfp4_h16", "tseng"], "tseng"))
 def test_a_whole_model_is_compiled_once(name: str) -> None:
     torch._dynamo.reset()
     counters.clear()
