@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mxref._version import SPECIFICATION
 from mxref.formats import BlockFormat
 from mxref.layouts.packed import unpack
 from mxref.recipe import GemmProfile
@@ -68,7 +69,7 @@ def write_c(folder: Path, directory: Path | None = None) -> tuple[int, int]:
         if source.suffix in (".h", ".c"):
             shutil.copyfile(source, folder / source.name)
     text = [
-        "/* The golden vectors of mxref; written by `mxref vectors c`. */",
+        f"/* The golden vectors of specification {SPECIFICATION}; written by `mxref vectors c`. */",
         "#ifndef MXREF_VECTORS_H",
         "#define MXREF_VECTORS_H",
         "",

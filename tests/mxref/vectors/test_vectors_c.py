@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mxref._version import SPECIFICATION
 from mxref.formats import BLOCK_FORMATS, BlockFormat
 from mxref.layouts.packed import pack
 from mxref.mxarray import MXArray
@@ -112,6 +113,7 @@ def test_every_vector_through_a_compiler(name: str, written: Path, tmp_path: Pat
     count, left_out = write_c(tmp_path / "again")
     assert f"\n   {count} checked, 0 differ\n" in PAGE.read_text()
     assert left_out < count / 5
+    assert f"specification {SPECIFICATION};" in (folder / TABLE).read_text().partition("\n")[0]
     code, out = checked(built(COMPILERS[name], folder, "check_vectors.c"))
     assert (code, out) == (0, f"{count} checked, 0 differ\n")
 
