@@ -133,12 +133,14 @@ class MXArray:
     def _check_tensor_scale(self) -> None:
         """Raise ShapeError unless there is a float32 scale [1] of the tensor exactly where the format has one."""
         scale = self.tensor_scale
+        if scale is None and not self.format.tensor_scale:
+            return
         dtype, shape = str(getattr(scale, "dtype", "")), tuple(getattr(scale, "shape", ()))
         if self.format.tensor_scale and not (dtype.endswith("float32") and shape == (1,)):
             raise ShapeError(
                 f"MXArray: {self.format.title} has a scale of the tensor, an array of float32 [1], got {scale!r}"
             )
-        if scale is not None and not self.format.tensor_scale:
+        if not self.format.tensor_scale:
             raise ShapeError(
                 f"MXArray: {self.format.title} has no scale of the tensor: leave tensor_scale out"
             )

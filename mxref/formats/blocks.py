@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, ClassVar
 
 from mxref.errors import RecipeError
@@ -40,6 +41,8 @@ class BlockShape(str):
 
     def __new__(cls, text: Any) -> BlockShape:
         """Return the shape of a text."""
+        if isinstance(text, BlockShape):
+            return text
         if not isinstance(text, str):
             raise RecipeError(
                 f"a block shape is text, as in '1x32', and this is of type {type(text).__name__}"
@@ -160,12 +163,12 @@ class BlockFormat(OperandFormat):
         """Return the bytes in which the codes of `length` elements are stored."""
         return length * self.element.bits // 8
 
-    @property
+    @cached_property
     def row(self) -> BlockShape:
         """The shape of one block."""
         return BlockShape(f"1x{self.k}")
 
-    @property
+    @cached_property
     def tile(self) -> BlockShape:
         """The shape of a square tile."""
         return BlockShape(f"{self.k}x{self.k}")
