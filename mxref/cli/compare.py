@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from mxref.cli import known
 from mxref.cli.array_files import read_dumped, refuse_key
@@ -15,11 +16,17 @@ from mxref.errors import FileFormatError
 from mxref.steps.random import Stream
 from mxref.terminal import echo
 
+if TYPE_CHECKING:
+    from mxref.conformance.dump import Comparison
+    from mxref.conformance.stacks import StackComparison
+
 _PARTS = ("x", "codes", "scales")
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="X CODES SCALES")
+@click.argument(
+    "files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="X CODES SCALES | A B"
+)
 @click.option(
     "--key",
     "keys",
@@ -64,11 +71,14 @@ def compare(
     layer: int,
     operand: str,
 ) -> None:
-    """Compare the codes and scales of a kernel with the reference.
+    """Compare a kernel's bytes with the reference, or two stacks.
 
     Every byte is compared. The files are .npy, .npz, .safetensors or .pt. One file with arrays named x, codes and
     scales is enough. The exit code is 0 if all bytes are equal, 1 if some differ, 2 on bad usage. --seed, --step,
     --layer and --operand are for treatments with random bits.
+
+    Two files are operands of two stacks, from mxref_torch.record_operands. The first layer, GEMM, operand and block
+    whose bytes differ is named, with the treatment of either side.
 
     \b
     Examples:
@@ -76,12 +86,33 @@ def compare(
       mxref compare dump.safetensors --layout nvidia_128x4 --layout high_first
       mxref compare x.npy codes.npy scales.npy --axis 0 --layout any
       mxref compare dump.npz --key act --key fp4 --key sf
+      mxref compare ours.npz torchao.npz
     """  # noqa: D301 - the character \\b tells click to keep the lines that follow
+    if len(files) == 2 and all(file.suffix == ".npz" for file in files):
+        _compare_stacks(files[0], files[1])
     from mxref.check import compare as compared
 
     x, codes, scales = _arrays(files, keys)
     stream = Stream(seed, step, layer, OPERAND_IDS[operand])
     report = compared(x, codes, scales, spec, axis=axis, layout=layouts, stream=stream, pad=pad)
+    _report(report)
+
+
+def _compare_stacks(a: Path, b: Path) -> None:
+    from mxref.conformance.stacks import compare_stacks, load_stack
+
+    context = click.get_current_context()
+    given = [
+        name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    if others := [name for name in given if name != "files"]:
+        raise click.UsageError(
+            f"two files are operands of two stacks, without options: leave out {', '.join(others)}"
+        )
+    _report(compare_stacks(load_stack(a), load_stack(b)))
+
+
+def _report(report: Comparison | StackComparison) -> NoReturn:
     for line in str(report).splitlines():
         echo(line)
     click.get_current_context().exit(0 if report.ok else 1)
@@ -90,7 +121,8 @@ def compare(
 def _arrays(files: tuple[Path, ...], keys: tuple[str, ...]) -> tuple[Any, Any, Any]:
     if len(files) not in (1, 3):
         raise click.UsageError(
-            f"got {len(files)} files: give x, codes and scales, or one file that holds arrays of these names"
+            f"got {len(files)} files: give x, codes and scales, one file that holds arrays of these names, or two .npz "
+            "of operands"
         )
     if len(files) == 1 and files[0].suffix == ".npy":
         raise FileFormatError(f"{files[0]} holds one array: give x, codes and scales as three files")

@@ -6,8 +6,9 @@ The backend must refuse what it does not declare; the checks of that are skipped
 
 `requests` holds what is asked, `checks` which questions belong to which clause, `finding` and `watch` how an answer is
 judged, `blame` which clause is broken and by how little, `isolation` how a backend is kept apart, and `outcome` what is
-reported. `function` and `dump` hold functions and arrays that are no backend, `replay` what a training run recorded. A
-check may be added at any time. One may only be removed or narrowed if every backend of `tests/mutants` is still caught.
+reported. `function` and `dump` hold functions and arrays that are no backend, `replay` what a training run recorded,
+and `stacks` what two programs multiplied. A check may be added at any time. One may only be removed or narrowed if
+every backend of `tests/mutants` is still caught.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +25,7 @@ from mxref.dialects import dialects_of
 from mxref.errors import DtypeError, RecipeError, ShapeError
 from mxref.formats import BlockFormat
 from mxref.layouts.foreign import elements, fitting, layouts_of, stored_bytes
+from mxref.mxarray import MXArray
 from mxref.plan import check_input
 from mxref.recipe import UNTURNED, OperandSpec
 from mxref.steps.four_over_six import FourOverSix
@@ -31,11 +33,13 @@ from mxref.steps.hadamard import SIZES
 from mxref.steps.quotient import Arithmetic
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
-from mxref.steps.scale import rules_of
+from mxref.steps.scale import ScaleRule, rules_of
 
 ANY = "any"
 """The name that tries every layout."""
 _SAMPLE_BLOCKS = 4096
+_THRESHOLDS = (ScaleRule(">=1.75"),)
+"""Rules without a name: compressed-tensors and AITER's Triton kernels take that of EVEN in MXFP4 for MXFP8 too."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,8 @@ def compare_arrays(
         elif equal:  # so the layout is to blame
             hints.insert(0, f"  all {part} are equal under --layout {equal[0]}")
             failure = replace(failure, clause=clause)
-    hints += _treatment_hints(request, got)
+    if (other := _other_treatment(request, got)) is not None:
+        hints.append(f"  all bytes are those of {other}")
     return Comparison(wrong.size, int(wrong.sum()), int(wrong_scales.sum()), layouts, failure, tuple(hints))
 
 
@@ -140,8 +145,27 @@ def _equal(request: Request, part: str, stored: NDArray[np.uint8]) -> list[str]:
     return [name for name, read in fit if np.array_equal(read, want)]
 
 
-def _treatment_hints(request: Request, got: Blocks) -> Iterator[str]:
-    """Yield the treatment that gives the kernel's bytes and differs least from the requested one."""
+def treatment_of(x: NDArray[Any], array: MXArray) -> str | None:
+    """Return the treatment that gives the bytes of an array, of those without random bits; None if none is known."""
+    spec, got = OperandSpec(format=array.format), Blocks.of(array)
+    amaxes: list[float | None] = [None]
+    if array.tensor_scale is not None:
+        # A stack may take another largest magnitude than this tensor's. It is found from the scale, which is rounded:
+        # as a bfloat16, which most stacks compute in, it is exact.
+        top = np.float32(array.format.element.max_value * array.format.scale.max_value)
+        found = np.asarray(array.tensor_scale)[0] * top
+        amaxes += [float(found.astype(ml_dtypes.bfloat16)), float(found)]
+    for amax in amaxes:
+        request = Request(x, spec, array.axis, pad=array.length != array.shape[array.axis], amax=amax)
+        if _same(got, request.expected_blocks):
+            return f"the defaults of {array.format.title}"
+        if (other := _other_treatment(request, got)) is not None:
+            return other
+    return None
+
+
+def _other_treatment(request: Request, got: Blocks) -> str | None:
+    """Return the treatment that gives the kernel's bytes and differs least from the requested one."""
     plan, k = request.plan, request.format.k
     # The first rows rule out most treatments at once.
     rows = min(max(_SAMPLE_BLOCKS // max(plan.length // k, 1) // k, 1) * k, plan.rows)
@@ -158,8 +182,8 @@ def _treatment_hints(request: Request, got: Blocks) -> Iterator[str]:
         # Under SR the first rows alone have other random bits.
         sampled = spec.rounding is Rounding.SR or _same(first, few.expected_blocks)
         if sampled and _same(got, other.expected_blocks):
-            yield f"  all bytes are those of {text}"
-            return
+            return text
+    return None
 
 
 def _same(got: Blocks, want: Blocks) -> bool:
@@ -183,7 +207,8 @@ def _other_treatments(spec: OperandSpec) -> Iterator[tuple[str, OperandSpec]]:
 
 def _changes(spec: OperandSpec, made: BlockFormat) -> Iterator[dict[str, Any]]:
     choices: dict[str, Iterable[Any]] = {
-        "scale_rule": rules_of(made.scale), "rounding": [r for r in Rounding if r is not Rounding.SR],
+        "scale_rule": (*rules_of(made.scale), *_THRESHOLDS[: made.scale.powers]),
+        "rounding": [r for r in Rounding if r is not Rounding.SR],
         "zero_scale": (0, made.scale.one_code), "prescale": (False, True), "hadamard": (0, *SIZES),
         "block": (made.row, made.tile), "arithmetic": (spec.arithmetic,) if made.scale.powers else tuple(Arithmetic),
         "four_over_six": (FourOverSix.OFF,) if made.scale.powers else tuple(FourOverSix),

@@ -283,7 +283,7 @@ def _table(call: Call, prefix: str, arrays: dict[str, NDArray[Any]]) -> dict[str
     if isinstance(call, RecordedQuantization):
         request, stream = call.request, call.request.rng
         for name, array in (("x", request.array()), ("codes", call.codes), ("scales", call.scales)):
-            arrays[prefix + name] = _plain(array)
+            arrays[prefix + name] = plain_array(array)
         if call.tensor_scale is not None:
             arrays[prefix + "tensor_scale"] = call.tensor_scale
         given = {} if request.amax is None else {"amax": request.amax}
@@ -295,7 +295,7 @@ def _table(call: Call, prefix: str, arrays: dict[str, NDArray[Any]]) -> dict[str
             **given,
         }  # fmt: skip
     product = call.product
-    arrays[prefix + "result"] = _plain(call.result)
+    arrays[prefix + "result"] = plain_array(call.result)
     table = {
         "op": "gemm", "where": dict(call.where), "profile": product.profile.value, "out": product.out,
         "error_class": product.error_class,
@@ -319,7 +319,7 @@ def _call(table: Mapping[str, Any], prefix: str, arrays: Mapping[str, NDArray[An
     if table["op"] == "quantize":
         stream = Stream(*table["stream"]) if table["stream"] else None
         origin, shape = (table[name] and tuple(table[name]) for name in ("origin", "global_shape"))
-        x = _typed(arrays[prefix + "x"], table["dtype"])
+        x = typed_array(arrays[prefix + "x"], table["dtype"])
         spec = build(OperandSpec, table["spec"], "operand spec")
         request = Request(
             x, spec, table["axis"], stream, origin, shape, bool(table["pad"]), amax=table.get("amax")
@@ -343,18 +343,19 @@ def _call(table: Mapping[str, Any], prefix: str, arrays: Mapping[str, NDArray[An
         ))  # fmt: skip
     a, b = operands
     product = Product(a, b, GemmProfile(table["profile"]), table["out"], error_class=table["error_class"])
-    result = _typed(arrays[prefix + "result"], table["out"])
+    result = typed_array(arrays[prefix + "result"], table["out"])
     if result.shape != (a.shape[0], b.shape[0]):
         raise ValueError(f"a product of shape {result.shape} from operands of {a.shape} and {b.shape}")
     return RecordedProduct(where, product, result)
 
 
-def _plain(array: NDArray[Any]) -> NDArray[Any]:
+def plain_array(array: NDArray[Any]) -> NDArray[Any]:
     """Return an array in a type that NumPy's files support: bfloat16 as 16-bit words."""
     return np.ascontiguousarray(array.view(np.uint16) if array.dtype == _BFLOAT16 else array)
 
 
-def _typed(array: NDArray[Any], dtype: str) -> NDArray[Any]:
+def typed_array(array: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Return what `plain_array` was given; ValueError for another type."""
     if dtype == "bfloat16":
         return array.view(_BFLOAT16)
     if str(array.dtype) != dtype:

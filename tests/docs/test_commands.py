@@ -27,6 +27,7 @@ ELSEWHERE = {
     "how-to/conformance.rst": "tests/mxref/conformance/test_conformance_cli.py",
     "how-to/data.rst": "tests/docs/test_data_page.py",
     "how-to/export.rst": "tests/training/test_export_page.py",
+    "how-to/two-stacks.rst": "tests/torch/checks/test_operands.py",
     "how-to/torchtitan.rst": "tests/torchtitan/test_titan_page.py",
     "tutorials/end-to-end.rst": "tests/docs/test_end_to_end_page.py",
     "tutorials/quickstart.rst": "tests/docs/test_quickstart.py",

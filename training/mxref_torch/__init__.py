@@ -2,7 +2,7 @@
 
 `convert(model, recipe)` replaces the `torch.nn.Linear` modules and returns a `Handle`, which follows the optimizer.
 `recipe` changes the recipe of a region, `CapturedStep` runs a step as a CUDA graph, `telemetry` measures, and `shadow`,
-`record`, `find_nonfinite` and the two checks guard a run.
+`record`, `record_operands`, `find_nonfinite` and the two checks guard a run.
 """
 
 from importlib.util import find_spec
@@ -17,6 +17,7 @@ from mxref_torch.captured.step import CapturedStep
 from mxref_torch.checks.census import check_census, expected_census
 from mxref_torch.checks.finite import find_nonfinite
 from mxref_torch.checks.measures import telemetry
+from mxref_torch.checks.operands import record_operands
 from mxref_torch.checks.stochastic import check_stochastic_rounding
 from mxref_torch.checks.watching import record, shadow
 from mxref_torch.conversion.convert import convert, recipe, weights_held
@@ -43,6 +44,7 @@ __all__ = [
     "find_nonfinite",
     "recipe",
     "record",
+    "record_operands",
     "restart",
     "shadow",
     "sole_uses",
