@@ -50,9 +50,9 @@ def inverse_rounded_once(self, amax, spec):
     if spec.arithmetic is not Arithmetic.COMPRESSED_TENSORS or not 1e-30 < self.tensor.amax < 1e30:
         return Staged.scale(self, amax, spec)
     a = amax.view(np.float32)
-    code = nearest_code(
-        (np.float32(2688) / self.tensor.amax * (a / np.float32(6))).astype(np.float64), _SCALES
-    )
+    with np.errstate(over="ignore"):
+        rounded = np.float32(2688) / self.tensor.amax * (a / np.float32(6))
+    code = nearest_code(rounded.astype(np.float64), _SCALES)
     return np.where(code == 0, 0x20, code).astype(np.uint8)
 
 

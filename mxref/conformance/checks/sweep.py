@@ -20,17 +20,21 @@ from mxref.conformance.finding import controlled_check, quantize_check
 from mxref.conformance.requests.crafted import crafted_blocks, crafted_tensors, tame, threshold_blocks
 from mxref.conformance.requests.quantizing import Request, scales_only
 from mxref.dialects import dialects_of
+from mxref.formats import BlockFormat
 from mxref.recipe import OperandSpec
 from mxref.steps.four_over_six import FourOverSix
-from mxref.steps.quotient import Arithmetic
+from mxref.steps.quotient import Arithmetic, scale_code_of_quotient, tensor_scale
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
-from mxref.steps.scale import ScaleRule, bump_above, rules_of
+from mxref.steps.scale import INFINITY_BITS, ScaleRule, bump_above, rules_of
 
 STREAM = Stream(2026, step=3, layer=7, operand=2)
 
 # RCEIL and EVEN of E2M1, a number that no float32 holds, and the ends: always one more, and never.
 THRESHOLDS = tuple(map(ScaleRule, (">1.5", ">=1.75", ">1.3", ">=1", ">=2")))
+
+_AMAXES = (5.3, 1234.5)
+"""Largest magnitudes of tensors whose inverses depend on the order of operations: on how often they are rounded."""
 
 
 def checks(plan: Plan) -> Iterator[Check]:
@@ -53,6 +57,10 @@ def checks(plan: Plan) -> Iterator[Check]:
     for order, (x, tensor) in product(orders, tensors):
         request = Request(x, replace(plan.base, arithmetic=order), amax=tensor.amax)
         yield quantize_check("scale.arithmetic", f"{order.value}, crafted blocks{tensor.where}", request)
+    for order, amax in product(orders, _AMAXES if plan.format.tensor_scale else ()):
+        turns = plan.cast(_turns(plan.format, order, amax))
+        request = Request(turns, replace(plan.base, arithmetic=order), amax=amax)
+        yield quantize_check("scale.arithmetic", f"{order.value}, turns of scales, tensor {amax}", request)
     choices = () if plan.format.scale.powers else tuple(FourOverSix)[1:]
     drawn = plan.cast(np.random.default_rng(plan.seed + 1).standard_normal((64, 8 * plan.format.k)))
     for by, (x, amax, where) in product(
@@ -63,6 +71,24 @@ def checks(plan: Plan) -> Iterator[Check]:
         yield quantize_check("scale.four_over_six", f"{by.value} error, {where}", request, scales_only)
     for name, spec in dialects_of(plan.format).items():
         yield from _dialect(name, spec, plan)
+
+
+def _turns(made: BlockFormat, order: Arithmetic, amax: float) -> NDArray[np.float32]:
+    """Return blocks of the least amax to which an order of operations gives each scale, and of the number below it.
+
+    Another order has other turns, by an ulp or two; all blocks beside them get the same scale.
+    """
+    tensor = tensor_scale(np.float32(amax), made, order)
+    codes = np.arange(made.scale.max_code)
+    below, above = np.zeros_like(codes), np.full_like(codes, INFINITY_BITS - 1)
+    while (above - below > 1).any():
+        middle = (below + above) // 2
+        largest = middle.astype(np.uint32).view(np.float32)
+        higher = scale_code_of_quotient(largest, made, tensor, order) > codes
+        below, above = np.where(higher, below, middle), np.where(higher, middle, above)
+    x = np.zeros((2 * len(codes), made.k), np.float32)
+    x[:, 0] = np.concatenate([below, above]).astype(np.uint32).view(np.float32)
+    return x
 
 
 def _decided(title: str, request: Request) -> Iterator[Check]:

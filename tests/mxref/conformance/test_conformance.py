@@ -26,6 +26,8 @@ from mxref.formats import BLOCK_FORMATS, MXFP4, NVFP4
 from mxref.placement import Placement
 from mxref.reference import ReferenceBackend
 from mxref.reference import backend as reference
+from mxref.steps.four_over_six import FourOverSix
+from mxref.steps.quotient import Arithmetic
 from mxref.steps.scale import ScaleRule, rules_of
 
 EVERYTHING = os.environ.get("MXREF_CONFORMANCE_ALL") == "1"
@@ -78,6 +80,8 @@ def test_numba_passes_on_every_path_and_skips_only_what_it_does_not_declare(made
         "bounded_max_scale: 253",
     }
     undeclared |= {f"gemms: {profile} of {made} x {made}" for profile in missing}
+    undeclared |= {f"arithmetics: {each}" for each in set(Arithmetic) - backend.capabilities.arithmetics}
+    undeclared |= {f"four_over_six: {each}" for each in set(FourOverSix) - backend.capabilities.four_over_six}
     assert set.union(*skipped.values()) <= undeclared
     nothing = {c.clause for c in report.clauses if c.outcome == "skipped"}
     assert nothing <= {"rounding.native_sr", "gemm.exact", "gemm.bounded"}

@@ -43,7 +43,10 @@ def test_plugin_survives_a_backend_that_ends_its_process(tmp_path):
 def test_a_backend_that_loads_only_once_fails_its_tests(tmp_path):
     (tmp_path / "once.py").write_text(
         "from pathlib import Path\n"
-        "from mxref.reference import backend\n"
+        "from mxref.capabilities import Capabilities\n"
+        "from mxref.reference import ReferenceBackend\n"
+        "class Narrow(ReferenceBackend):\n    capabilities = Capabilities()\n"
+        "backend = Narrow()\n"
         "mark = Path(__file__).with_name('mark')\n"
         "if mark.exists():\n    raise ValueError('no device is left')\n"
         "mark.touch()\n"
