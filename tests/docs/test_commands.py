@@ -48,6 +48,7 @@ EXCEPTED = {
     r"train llama31_8b (?!.*--dry-run)": "trains 8 billion parameters",
     r"mkdir|tar czf|mxref warm-up": "is the shell's, or compiles every kernel for minutes",
     r"conform --backend (numba|tests/explorer)": "a minute; the tests of the backends ask for the same",
+    r"cd here|verilator|obj_dir|unzip": "compiles C, which test_vectors_c.py does, or needs Verilator or a wheel",
     r"conform --replay": "repeats a recording of a run in which a bit was wrong",
 }
 """Commands that no test runs as they stand, by patterns, with the reason."""
