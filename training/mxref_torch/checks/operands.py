@@ -40,7 +40,7 @@ from mxref.roles import GemmRole
 from mxref_torch.checks.watching import MAX_BYTES, LayerWatcher
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear
-from mxref_torch.layer.operands import Bf16Operand
+from mxref_torch.layer.operands import Bf16Operand, Fp8Operand
 from mxref_torch.names import model_of, named_modules
 from mxref_torch.operators import Multiplied, Quantized
 
@@ -61,17 +61,27 @@ class OperandRecorder(TorchFunctionMode):
         self._names = {module: name for name, module in named_modules(model)}
         self._reading = False
 
-    def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def enter(self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Take note of a module that begins, and of its first argument."""
+        name, given = self._names[module], next(iter((*args, *named.values())), None)
         # compressed-tensors puts other values into the weight while the layer runs.
         weight = module.weight.data if getattr(module, "quantization_scheme", None) is not None else None
-        self._running.append((self._names[module], module, args[0] if args else None, weight))
-        if isinstance(module, MXLinear) and module.gemms[GemmRole.FPROP].kind is Bf16Operand and args:
-            # Its product is no `linear` of torch.
+        self._running.append((name, module, given, weight))
+        if not isinstance(module, MXLinear):
+            return
+        kind = module.gemms[GemmRole.FPROP].kind
+        if kind is Fp8Operand:
+            raise LayerError(
+                f"layer {name} reads FP8 with one scale for a tensor, which is not recorded; record a recipe of block "
+                "formats or BF16"
+            )
+        if kind is Bf16Operand and isinstance(given, torch.Tensor):  # its product is no `linear` of torch
             self.kinds.add(f"mxref {__version__}")
-            x = args[0].reshape(-1, args[0].shape[-1])
-            for tensor, numbers in (("x", x), ("w", module.weight)):
-                self._keep(self._names[module], tensor, _numbers(numbers.detach().to(torch.bfloat16)), None)
+            for tensor, numbers in (
+                ("x", given.reshape(-1, given.shape[-1])),
+                ("w", module.get_parameter("weight")),
+            ):
+                self._keep(name, tensor, _numbers(numbers.detach().to(torch.bfloat16)), None)
 
     def leave(self, *_: Any) -> None:
         """Take note of the module's end."""
@@ -166,15 +176,21 @@ def record_operands(
         What was recorded so far, in `operands`.
 
     Raises:
-        LayerError: no linear layer ran, a layer whose bytes cannot be read, or more than `max_bytes`.
+        LayerError: no linear layer ran, a compiled model, a layer whose bytes cannot be read, or more than `max_bytes`.
         FileFormatError: a name that does not end in .npz, or a file that cannot be written.
     """
     module, path = model_of(model), check_name(file)
     recorder = OperandRecorder(module, max_bytes)
+    for each_name, each in named_modules(module):
+        if each._compiled_call_impl is not None or type(each).__name__ == "OptimizedModule":
+            raise LayerError(
+                f"{each_name or 'the model'} is compiled, and compiled code cannot be looked into: record the model as "
+                "it is before torch.compile"
+            )
     with ExitStack() as stack:
         for _, each in named_modules(module):
             for handle in (
-                each.register_forward_pre_hook(recorder.enter),
+                each.register_forward_pre_hook(recorder.enter, with_kwargs=True),
                 each.register_forward_hook(recorder.leave, always_call=True),
             ):
                 stack.callback(handle.remove)
@@ -184,7 +200,7 @@ def record_operands(
         yield recorder
     if not recorder.operands:
         raise LayerError(
-            "no linear layer ran outside compiled code: call the model within the block, before torch.compile"
+            "no linear layer ran: call the model within the block, or functions of torch.nn.functional in its modules"
         )
     facts = {"torch": torch.__version__, "device": "cuda" if torch.cuda.is_available() else "cpu"}
     save_stack(path, Stack(name or "; ".join(sorted(recorder.kinds)), tuple(recorder.operands), facts))
