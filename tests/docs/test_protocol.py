@@ -14,9 +14,8 @@ from mxref_training.lab.answers import Answers, Measures
 from mxref_training.lab.contrasts import equal_power, smallest_difference
 from mxref_training.lab.ladder import Ladder, load_ladder
 
-EXPLANATION = ROOT / "docs" / "explanation"
 PAGE = (ROOT / "docs" / "records" / "ablation_protocol_2026-11-24.txt").read_text(encoding="utf-8")
-EXPERIMENTS = (EXPLANATION / "experiments.rst").read_text(encoding="utf-8")
+EXPERIMENTS = (ROOT / "docs" / "records" / "experiments_2026-11-27.txt").read_text(encoding="utf-8")
 ROW = re.compile(r"   \* - `([\w-]+)`\n     - (\d)\n     - (.+)\n     - `([0-9a-f]{12})`\n")
 SHORT = re.compile(r"   `([\w-]+)`,(\d),`([0-9a-f]{12})`\n")
 """A row of an experiment's arms, which carry no claim."""
