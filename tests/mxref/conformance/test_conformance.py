@@ -20,6 +20,7 @@ from mxref.conformance import CLAUSES, check, checks_of
 from mxref.conformance.checking import Op, Plan, unit_amax
 from mxref.conformance.outcome import Level
 from mxref.conformance.requests.crafted import crafted_blocks, crafted_tensors, tame, ties
+from mxref.dialects import dialects_of
 from mxref.discovery import get_backend
 from mxref.errors import RecipeError
 from mxref.formats import BLOCK_FORMATS, MXFP4, NVFP4
@@ -84,7 +85,10 @@ def test_numba_passes_on_every_path_and_skips_only_what_it_does_not_declare(made
     undeclared |= {f"four_over_six: {each}" for each in set(FourOverSix) - backend.capabilities.four_over_six}
     assert set.union(*skipped.values()) <= undeclared
     nothing = {c.clause for c in report.clauses if c.outcome == "skipped"}
-    assert nothing <= {"rounding.native_sr", "gemm.exact", "gemm.bounded"}
+    orders = {"scale.arithmetic", "scale.four_over_six", *(f"dialect.{name}" for name in dialects_of(made))}
+    assert nothing <= {"rounding.native_sr", "gemm.exact", "gemm.bounded"} | (
+        set() if made.scale.powers else orders
+    )
     assert "gemm.ordered" not in nothing
 
 

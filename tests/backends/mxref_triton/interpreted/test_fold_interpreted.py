@@ -99,8 +99,9 @@ def test_nothing_to_fold(shape):
     assert f.misfits[0] == g.misfits[0] == 0
 
 
-@pytest.mark.parametrize("tile", [1 << 14, 4])
-@by_fold
+@pytest.mark.parametrize(
+    ("made", "wide", "tile"), [(MXFP4, False, 1 << 14), *((*each, 4) for each in FOLDS)], ids=str
+)
 def test_drawn_rows_of_any_scale(made, wide, tile, monkeypatch):
     monkeypatch.setattr(folding, "_TILE", tile)  # a longer row is read in pieces
     monkeypatch.setattr(folding, "_WIDEST_BY_BLOCK", tile)
