@@ -110,6 +110,7 @@ def read(
         whole, axis = tuple(facts["shape"]), facts["axis"]
         rows, recorded = (*whole[:axis], *whole[axis + 1 :]), True
         length = facts.get("length", stored[0].shape[-1] * 8 // made.element.bits)
+    _require_elements(rows, length)
     ours = [
         _matrices(path, part, one, each, rows, length, made)
         for part, one, each in zip(_PARTS, layouts, stored, strict=True)
@@ -156,6 +157,7 @@ def stored(array: MXArray, layout: str = OWN, key: str = "weight") -> dict[str, 
     """Return what `save` writes: the arrays by name, codes first."""
     convention, layouts = named(layout)
     made, rows, held = array.format, array.rows_shape, array.arrays()
+    _require_elements(rows, array.length)
     if convention:
         _require_expressible(array, convention)
     codes, scales = (
@@ -219,6 +221,11 @@ def _names(
     what = convention.title if convention else "codes and scales"
     asked = f" of {' and '.join(keys)}" if keys else ""
     raise FileFormatError(f"{path} has no {what}{asked}, but {some or 'nothing'}; name the arrays with --key")
+
+
+def _require_elements(rows: tuple[int, ...], length: int) -> None:
+    if not math.prod((*rows, length)):
+        raise ShapeError(f"an array of shape {(*rows, length)} has no elements, so nothing can be converted")
 
 
 def _format(format: BlockFormat | str | None) -> BlockFormat | None:
@@ -291,11 +298,11 @@ def _logical(
     return tuple(rows), length
 
 
-def _split_matrices(array: Bytes, rows: tuple[int, ...]) -> Bytes | list[Bytes]:
-    """Return the matrices that an array of rows holds, one after the other."""
+def _split_matrices(array: Bytes, rows: tuple[int, ...]) -> Bytes:
+    """Return the matrices that an array of rows holds, one after the other; ShapeError if they have no equal size."""
     count = math.prod(rows[:-1])
-    if count == 0 or array.size % count:
-        return [] if count == 0 else [array]
+    if array.size % count:
+        raise ShapeError(f"{array.size} bytes are not divisible among {count} matrices")
     shape = array.shape[-2:] if array.ndim == len(rows) + 1 and array.ndim > 1 else (-1,)
     return array.reshape(count, *shape)
 
@@ -333,8 +340,6 @@ def _stored(ours: Bytes, layout: Layout, rows: tuple[int, ...], length: int, mad
         layout.write(matrix, height, length, made)
         for matrix in ours.reshape(math.prod(rows[:-1]), height, -1)
     ]
-    if not matrices:
-        return ours
     return np.stack(matrices).reshape(*rows[:-1], *(matrices[0].shape if rows else (-1,)))
 
 
@@ -343,8 +348,6 @@ def _other_fitting(
 ) -> tuple[str, ...]:
     """Return the other layouts of scales of this size."""
     matrices = _split_matrices(stored, rows)
-    if not len(matrices):
-        return ()
     fit = fitting(layout.part, matrices[0], rows[-1] if rows else 1, length, made)
     return tuple(name for name, _ in fit if name != layout.name)
 
@@ -355,6 +358,10 @@ def _require_expressible(array: MXArray, convention: WeightStorage) -> None:
     way_out = f"write it in the layout {OWN}, which records it"
     if made not in convention.endings:
         raise UnsupportedError(_not_held(convention, made))
+    if len(array.shape) < 2:
+        raise ShapeError(
+            f"an array of shape {array.shape} is no weight [..., N, K] of {convention.name}; {way_out}"
+        )
     if array.length != array.shape[array.axis]:
         raise ShapeError(
             f"{array.shape[array.axis]} elements along the block axis are filled up to {array.length}, and "

@@ -129,6 +129,9 @@ def test_matrices_of_experts_are_tiled_one_by_one(tmp_path: Path) -> None:
     assert exchange.load(tmp_path / "plain.npz", "nvidia_128x4") == q
     np.savez(tmp_path / "flat.npz", codes=arrays["codes"].reshape(-1), scales=arrays["scales"].reshape(-1))
     assert exchange.load(tmp_path / "flat.npz", "nvidia_128x4", shape=(3, 40, 64)) == q
+    np.savez(tmp_path / "one.npz", codes=arrays["codes"], scales=arrays["scales"][0])
+    with pytest.raises(ShapeError, match="512 bytes are not divisible among 3 matrices"):
+        exchange.load(tmp_path / "one.npz", "nvidia_128x4")
     with pytest.raises(ShapeError, match=r"does not tell rows from columns; give --shape"):
         exchange.load(tmp_path / "flat.npz", "nvidia_128x4")
 
@@ -244,6 +247,8 @@ REFUSED: dict[str, tuple[Callable[[], MXArray], str, type[Exception], str]] = {
         lambda: mxref.quantize(np.full((1, 32), np.nan, np.float32)), "gpt-oss", DtypeError,
         r"a block is NaN, and readers of gpt-oss take its scale byte 255 as 2\^128",
     ),
+    "vector": (lambda: quantized(64), "quark", ShapeError, r"shape \(64,\) is no weight \[..., N, K\] of quark"),
+    "empty": (lambda: quantized(0, 64), "nvidia_128x4", ShapeError, r"an array of shape \(0, 64\) has no elements"),
     "nibbles": (
         lambda: quantized(spec=mxref.OperandSpec(MXFP8_E4M3)), "high_first", ShapeError,
         "only 4-bit codes have nibbles, MXFP8 E4M3 has 8 bits: take the layout packed",
