@@ -23,6 +23,7 @@ ENVIRONMENT = {"--backend": ENVIRONMENT_VARIABLE}
 EXIT_CODES = {
     "compare": {1: "some bytes differ"},
     "conform": {1: "a clause fails, or an answer of the recording is wrong (`--replay`)"},
+    "identify": {1: "the codes show another rule than `--expect`, or none"},
     "vectors verify": {1: "a result differs from the golden vectors"},
     "train": {0: "trained to the end, or stopped by Ctrl-C or SIGTERM with a checkpoint"},
     "ablate": {130: "stopped by Ctrl-C or at the end of `--max-minutes`; the same command goes on"},

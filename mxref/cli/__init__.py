@@ -42,6 +42,7 @@ _OWN = {
     "conform": "mxref.cli.conform:conform",
     "compare": "mxref.cli.compare:compare",
     "layout": "mxref.cli.layout:layout",
+    "identify": "mxref.cli.identify:identify",
     "vectors": "mxref.cli.vectors:vectors",
     "recipes": "mxref.cli.recipes:recipes",
     "completion": "mxref.cli.completion:completion",
@@ -49,7 +50,16 @@ _OWN = {
 
 
 DOORS = {
-    "For kernel engineers": ("explain", "conform", "compare", "layout", "vectors", "backends", "warm-up"),
+    "For kernel engineers": (
+        "explain",
+        "conform",
+        "compare",
+        "layout",
+        "identify",
+        "vectors",
+        "backends",
+        "warm-up",
+    ),  # fmt: skip
     "For numerics researchers": ("recipes", "ablate", "probe"),
     "For people who train": ("train", "report", "export"),
 }

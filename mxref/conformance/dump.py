@@ -171,7 +171,7 @@ def _other_treatment(request: Request, got: Blocks) -> str | None:
     rows = min(max(_SAMPLE_BLOCKS // max(plan.length // k, 1) // k, 1) * k, plan.rows)
     x = np.ascontiguousarray(np.moveaxis(request.array(), plan.axis, -1).reshape(plan.rows, -1)[:rows])
     first = got._replace(codes=got.codes[:rows], scales=got.scales[:rows])
-    for text, spec in _other_treatments(request.spec):
+    for text, spec in other_treatments(request.spec):
         other = replace(request, spec=spec)
         try:
             if other.plan.length != plan.length:
@@ -191,7 +191,7 @@ def _same(got: Blocks, want: Blocks) -> bool:
     return not all_of_it(got._replace(tensor=want.tensor), want)[0].any()
 
 
-def _other_treatments(spec: OperandSpec) -> Iterator[tuple[str, OperandSpec]]:
+def other_treatments(spec: OperandSpec) -> Iterator[tuple[str, OperandSpec]]:
     """Yield the dialects, then changes of one choice, then of two. SR is left out: its stream is not known."""
     made = block_format(spec)
     for name, treatment in dialects_of(made).items():

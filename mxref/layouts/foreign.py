@@ -38,6 +38,8 @@ class Layout:
     """
     write: _Convert
     """Returns the stored bytes from what `mxref` stores, with zeros where a layout fills up; errors as `read`."""
+    multiple: tuple[int, int] = (1, 1)
+    """What rows and columns of scales are filled up to multiples of."""
 
     @property
     def transposed(self) -> bool:
@@ -214,8 +216,13 @@ def _require_e8m0(name: str, made: BlockFormat) -> None:
         )
 
 
-def _tiled(multiple: tuple[int, int], place: _Place) -> tuple[_Convert, _Convert]:
+_TILES = {"nvidia_128x4": (128, 4), "gfx950_32x8": (32, 8), "gfx950_256x8": (256, 8), "gfx1250_32x4": (32, 4)}
+"""What layouts of scales in tiles fill rows and columns up to multiples of."""
+
+
+def _tiled(name: str, place: _Place) -> tuple[_Convert, _Convert]:
     """Return reader and writer of scales in tiles; `place` gives the byte of row r and column c of a padded width."""
+    multiple = _TILES[name]
 
     def padded(rows: int, length: int, made: BlockFormat) -> tuple[int, int]:
         height, width = (-(-n // m) * m for n, m in zip((rows, length // made.k), multiple, strict=True))
@@ -256,7 +263,7 @@ def _gfx1250(r: NDArray[np.int64], c: NDArray[np.int64], width: int) -> NDArray[
 
 
 LAYOUTS = {
-    name: Layout(name, part, title, read, write)
+    name: Layout(name, part, title, read, write, _TILES.get(name, (1, 1)))
     for name, part, title, read, write in (
         ("packed", "codes", "mxref's own: [R, K / 2], the first element in the low bits", _packed, _packed),
         ("high_first", "codes", "nibbles swapped: the first element in the high bits", _high_first, _high_first),
@@ -277,13 +284,16 @@ LAYOUTS = {
         ),
         ("rows", "scales", "mxref's own: [R, C]", _scale_rows, _scale_rows),
         ("rows.T", "scales", "transposed: [C, R]", _scale_columns, _to_transposed(_scale_rows)),
-        ("nvidia_128x4", "scales", "cuBLAS, CUTLASS: tiles of 128 x 4", *_tiled((128, 4), _nvidia)),
-        ("gfx950_32x8", "scales", "AITER's e8m0_shuffle, hipBLASLt: tiles of 32 x 8", *_tiled((32, 8), _gfx950)),
+        ("nvidia_128x4", "scales", "cuBLAS, CUTLASS: tiles of 128 x 4", *_tiled("nvidia_128x4", _nvidia)),
+        (
+            "gfx950_32x8", "scales", "AITER's e8m0_shuffle, hipBLASLt: tiles of 32 x 8",
+            *_tiled("gfx950_32x8", _gfx950),
+        ),
         (
             "gfx950_256x8", "scales", "the same with rows padded to 256, as AITER does",
-            *_tiled((256, 8), _gfx950),
+            *_tiled("gfx950_256x8", _gfx950),
         ),
-        ("gfx1250_32x4", "scales", "AITER's n32k4: tiles of 32 x 4", *_tiled((32, 4), _gfx1250)),
+        ("gfx1250_32x4", "scales", "AITER's n32k4: tiles of 32 x 4", *_tiled("gfx1250_32x4", _gfx1250)),
         ("exponents", "scales", "exponents as int8 instead of E8M0 codes", _exponents, _to_exponents),
         ("bias_125", "scales", "E8M0 codes with a bias of 125", _bias_125, _to_bias_125),
     )

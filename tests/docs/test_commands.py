@@ -152,6 +152,7 @@ QUICK: dict[str, Callable[[Path], None]] = {
     "tutorials/hold-your-kernel.rst": arrays,
     "how-to/distributed.rst": arrays,
     "how-to/layouts.rst": layouts,
+    "how-to/identify.rst": lambda folder: None,
     "reference/cli.rst": arrays,
     "reference/ladders.rst": arrays,
     "reference/presets.rst": arrays,
