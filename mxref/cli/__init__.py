@@ -59,7 +59,7 @@ DOORS = {
         "vectors",
         "backends",
         "warm-up",
-    ),  # fmt: skip
+    ),
     "For numerics researchers": ("recipes", "ablate", "probe"),
     "For people who train": ("train", "report", "export"),
 }
