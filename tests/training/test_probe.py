@@ -383,9 +383,11 @@ def test_a_choice_that_does_not_fit_is_refused(trained: Path, tmp_path: Path) ->
     assert "--without h256" in said
 
 
-def test_recipes_that_the_backend_does_not_have_are_named(trained: Path, tmp_path: Path) -> None:
-    few = tmp_path / "few.py"
-    few.write_text(
+@pytest.fixture
+def few(tmp_path: Path) -> str:
+    """A backend without Hadamard transforms."""
+    file = tmp_path / "few.py"
+    file.write_text(
         "from dataclasses import replace\n"
         "from mxref.reference import ReferenceBackend\n"
         "class Few(ReferenceBackend):\n"
@@ -393,11 +395,28 @@ def test_recipes_that_the_backend_does_not_have_are_named(trained: Path, tmp_pat
         "    capabilities = replace(ReferenceBackend.capabilities, hadamard_sizes=frozenset())\n"
         "backend = Few()\n"
     )
+    return f"{file}:backend"
+
+
+def test_recipes_that_the_backend_does_not_have_are_named(trained: Path, few: str) -> None:
     recipes = "--recipe", "mxfp4", "--recipe", "mxfp4_h16", "--recipe", "tseng"
-    done = CliRunner().invoke(main, ["probe", str(trained), "--backend", f"{few}:backend", *recipes])
+    done = CliRunner().invoke(main, ["probe", str(trained), "--backend", few, *recipes])
     assert done.exit_code == 2
     assert "recipe mxfp4_h16: backend 'few' does not declare" in done.output
     assert "--without mxfp4_h16 --without tseng" in done.output
+
+
+def test_of_all_shipped_recipes_those_are_probed_that_the_backend_has(
+    trained: Path, few: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    arguments = "--layers", "*.0.*.down_proj", "--length", "8", "--out", str(out)
+    done = CliRunner().invoke(main, ["probe", str(trained), "--backend", few, *arguments])
+    assert done.exit_code == 0, done.output
+    assert "left out mxfp4_h16: backend 'few' does not declare" in done.output
+    probed = {recipe["name"] for recipe in load(out)["recipes"]}
+    assert {"bf16", "mxfp4"} <= probed
+    assert not {"mxfp4_h16", "tseng"} & probed
 
 
 def test_a_product_that_leaves_the_backends_range_is_computed_again() -> None:

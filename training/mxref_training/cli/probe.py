@@ -43,7 +43,7 @@ CPU_TOKENS = 512
     multiple=True,
     metavar="NAME|FILE",
     shell_complete=recipes_or_files,
-    help="A recipe to probe; may be given several times.  [default: all shipped recipes]",
+    help="A recipe to probe; may be given several times.  [default: all shipped recipes that the backend has]",
 )
 @click.option(
     "--ladder",
@@ -144,9 +144,10 @@ def probe(
     if draws == 1:
         raise click.UsageError("--draws 1 has no variance: give 2 or more, or 0 for none")
     from mxref.discovery import get_backend
+    from mxref.terminal import echo
     from mxref_training.device import default_backend
     from mxref_training.lab.ladder import load_ladder
-    from mxref_training.probe.arms import chosen_arms
+    from mxref_training.probe.arms import chosen_arms, that_a_backend_has
     from mxref_training.probe.batch import Shape, Side
     from mxref_training.probe.moments import find_moments
 
@@ -157,10 +158,13 @@ def probe(
         "run": {"device": device} if device is not None else {},
     }
     moments = find_moments(checkpoints)
+    computes = get_backend(default_backend(backend, moments[0].config([overrides]).run.device)[0])
+    if not recipes and not ladders:
+        arms = that_a_backend_has(arms, computes, lambda line: echo(line, err=True))
     results = _measured(
         moments,
         arms,
-        get_backend(default_backend(backend, moments[0].config([overrides]).run.device)[0]),
+        computes,
         out,
         shape=Shape(Side(side), batch, length, first),
         layers=layers,
@@ -168,7 +172,6 @@ def probe(
         overrides=overrides,
     )
     _show(results)
-    from mxref.terminal import echo
     from mxref_training.report.probe.page import write_page
     from mxref_training.report.probe.tables import headline
 

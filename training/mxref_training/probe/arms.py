@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from mxref.recipe import Recipe
 from mxref.recipe_files import load_recipe
 from mxref.roles import GemmRole
 from mxref.tomlio import nearest, shown
-from mxref_torch.conversion.convert import recipe_of_layers
+from mxref_torch.conversion.convert import recipe_of_layers, require_supported
 from mxref_training.config_files import RECIPES, names
 from mxref_training.errors import ConfigError
 from mxref_training.lab.ladder import Ladder
@@ -69,6 +69,22 @@ def chosen_arms(
     if not arms:
         raise ConfigError("no recipe is left to probe: leave out fewer by --without")
     return list(arms.values())
+
+
+def that_a_backend_has(
+    arms: Sequence[NamedRecipe], backend: Backend, said: Callable[[str], None]
+) -> list[NamedRecipe]:
+    """Return the arms that a backend can compute, and say which it cannot, and why."""
+    found = []
+    for arm in arms:
+        try:
+            for recipe in arm.recipe.treatments():
+                require_supported(backend, recipe)
+        except MxrefError as err:
+            said(f"left out {arm.name}: {err}")
+        else:
+            found.append(arm)
+    return found
 
 
 def _of_ladder(ladder: Ladder) -> list[NamedRecipe]:
