@@ -25,6 +25,8 @@ from mxref.mxarray import MXArray
 _PARTS = ("codes", "scales")
 _TENSOR_SCALE = "tensor_scale"
 _NAN = 255
+_NUMBERS = ("exponents", "bias_125")
+"""The layouts of scales whose bytes are no codes of the scale format."""
 
 
 _TYPES = {
@@ -111,6 +113,11 @@ def read(
         rows, recorded = (*whole[:axis], *whole[axis + 1 :]), True
         length = facts.get("length", stored[0].shape[-1] * 8 // made.element.bits)
     _require_elements(rows, length)
+    if made.tensor_scale and getattr(arrays.get(_TENSOR_SCALE), "shape", None) != (1,):
+        raise FileFormatError(
+            f"{path} has no array {_TENSOR_SCALE} of shape [1], the float32 scale of the tensor that {made.title} has; "
+            "add it, by which codes and scales are multiplied and not divided"
+        )
     ours = [
         _matrices(path, part, one, each, rows, length, made)
         for part, one, each in zip(_PARTS, layouts, stored, strict=True)
@@ -141,9 +148,10 @@ def save(
     path = array_file.checked_path(path)
     arrays, types = stored(array, layout, key), {}
     if typed:
-        dtypes = (array.format.element.dtype, array.format.scale.dtype)
+        dtypes, (codes, scales) = (array.format.element.dtype, array.format.scale.dtype), named(layout)[1]
         for name, dtype in zip(arrays, dtypes, strict=False):
-            if dtype not in _TYPES or named(layout)[1][0].per_element or len(arrays) < len(dtypes):
+            other = codes.per_element or scales.name in _NUMBERS or len(arrays) < len(dtypes)
+            if other or dtype not in _TYPES:
                 raise DtypeError(
                     f"safetensors has no type for {name} of {array.format.title} in the layout {layout}; leave out "
                     "--typed"

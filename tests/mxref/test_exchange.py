@@ -151,6 +151,9 @@ def test_typed_files_hold_f4_and_e8m0(tmp_path: Path) -> None:
         assert MXArray.load(path) == q == exchange.load(path)
     with pytest.raises(DtypeError, match="only .safetensors files have them"):
         exchange.save(q, tmp_path / "w.npz", typed=True)
+    for layout in ("unpacked", "exponents", "ggml"):
+        with pytest.raises(DtypeError, match=f"in the layout {layout}; leave out --typed"):
+            exchange.save(quantized(), path, layout, typed=True)
     with pytest.raises(DtypeError, match="safetensors has no type for codes of MXFP6 E2M3"):
         exchange.save(quantized(spec=mxref.OperandSpec(MXFP6_E2M3)), path, typed=True)
 
@@ -315,6 +318,11 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
     refused(
         ShapeError, "two or more positive numbers", options={"shape": (160,)}, codes=q.codes, scales=q.scales
     )
+    nvfp4 = quantized(spec=mxref.OperandSpec(mxref.NVFP4))
+    refused(
+        FileFormatError, r"has no array tensor_scale of shape \[1\], .* NVFP4",
+        options={"format": "nvfp4"}, codes=nvfp4.codes, scales=nvfp4.scales,
+    )  # fmt: skip
     blocks = q.codes.reshape(ROWS, 10, 16)
     refused(
         ShapeError,
