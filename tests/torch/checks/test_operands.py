@@ -88,6 +88,7 @@ def test_a_plain_model_records_the_numbers_that_it_multiplies(tmp_path: Path) ->
 
 def test_converted_layers_record_the_bytes_of_all_three_gemms(tmp_path: Path) -> None:
     held = converted("amd", tmp_path / "a.npz", train=True)
+    assert "without" not in held.facts
     assert {(o.gemm, o.tensor) for o in held.operands if o.layer == "down"} == {
         ("fprop", "x"), ("fprop", "w"), ("dgrad", "dy"), ("dgrad", "w"), ("wgrad", "dy"), ("wgrad", "x"),
     }  # fmt: skip
@@ -96,6 +97,19 @@ def test_converted_layers_record_the_bytes_of_all_three_gemms(tmp_path: Path) ->
         assert operand.source is not None
         assert mxref.quantize(operand.source, "amd", axis=operand.array.axis, pad=True) == operand.array
         assert operand.treatment == "amd"
+
+
+def test_a_linear_layer_that_calls_another_function_is_named(tmp_path: Path) -> None:
+    class Other(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return input @ self.weight.T
+
+    module = model()
+    module.down = Other(HIDDEN, HIDDEN).to(torch.bfloat16)
+    held = recorded(module, tmp_path / "a.npz")
+    assert [o.layer for o in held.operands] == ["up", "up"]
+    assert held.facts["without"] == "down"
+    assert "without down" in str(compare_stacks(held, held))
 
 
 def test_layers_that_a_recipe_leaves_in_bf16_are_there_too(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from mxref_torch.checks.watching import MAX_BYTES, LayerWatcher
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear
 from mxref_torch.layer.operands import Bf16Operand, Fp8Operand
-from mxref_torch.names import model_of, named_modules
+from mxref_torch.names import model_of, named_modules, plain_class, some
 from mxref_torch.operators import Multiplied, Quantized
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -59,6 +59,9 @@ class OperandRecorder(TorchFunctionMode):
         self._calls: Counter[tuple[str, str, str]] = Counter()
         self._running: list[tuple[str, nn.Module, Any, Any]] = []
         self._names = {module: name for name, module in named_modules(model)}
+        self._before: list[int] = []
+        self.missed: dict[str, None] = {}
+        """Linear layers that ran and are not recorded, in their order."""
         self._reading = False
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -67,6 +70,7 @@ class OperandRecorder(TorchFunctionMode):
         # compressed-tensors puts other values into the weight while the layer runs.
         weight = module.weight.data if getattr(module, "quantization_scheme", None) is not None else None
         self._running.append((name, module, given, weight))
+        self._before.append(len(self.operands))
         if not isinstance(module, MXLinear):
             return
         kind = module.gemms[GemmRole.FPROP].kind
@@ -84,8 +88,11 @@ class OperandRecorder(TorchFunctionMode):
                 self._keep(name, tensor, _numbers(numbers.detach().to(torch.bfloat16)), None)
 
     def leave(self, *_: Any) -> None:
-        """Take note of the module's end."""
-        self._running.pop()
+        """Take note of the module's end, and of a linear layer that multiplied by another function than `linear`."""
+        name, module, _given, _weight = self._running.pop()
+        before = self._before.pop()
+        if plain_class(module) is not None and before == len(self.operands):
+            self.missed[name] = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record the operands of `linear`, and call the function."""
@@ -203,6 +210,8 @@ def record_operands(
             "no linear layer ran: call the model within the block, or functions of torch.nn.functional in its modules"
         )
     facts = {"torch": torch.__version__, "device": "cuda" if torch.cuda.is_available() else "cpu"}
+    if recorder.missed:
+        facts["without"] = some(recorder.missed)
     save_stack(path, Stack(name or "; ".join(sorted(recorder.kinds)), tuple(recorder.operands), facts))
 
 
