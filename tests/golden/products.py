@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
@@ -65,6 +66,9 @@ def _under_tensor_scales(made: BlockFormat, clauses: list[str]) -> Iterator[Reco
         )  # fmt: skip
 
 
+_WIDE = ("drawn", "infinities")
+"""Operands whose products have each type of result and each prescale."""
+
 _TENSOR_SCALES = (
     0x3DCCCCCD,
     0x39C30C31,
@@ -92,8 +96,8 @@ def products(a: BlockFormat, b: BlockFormat) -> Iterator[Record]:
         yield from _scaled_products(a, b)
         return
     for name, (clauses, note, left, right) in _operands(a, b).items():
-        for profile, out in answers if name == "drawn" else answers[:2]:
-            for prescaled in product((None, True), repeat=2) if name == "drawn" else [(None, None)]:
+        for profile, out in answers if name in _WIDE else answers[:2]:
+            for prescaled in product((None, True), repeat=2) if name in _WIDE else [(None, None)]:
                 suffix = "".join(side for side, flag in zip("ab", prescaled, strict=True) if flag)
                 extra = ["gemm.prescale"] * any(prescaled) + ["gemm.output"] * (out == "bfloat16")
                 yield draft(
@@ -197,7 +201,38 @@ def _operands(a: BlockFormat, b: BlockFormat) -> dict[str, tuple[list[str], str,
             + [[(127, [special[0], special[-1]]), (0, [])]],
             [[(127, plus)] * 2, [(127, [code | b.element.sign for code in plus]), (0, plus)], [(127, []), (127, plus)]],
         )  # fmt: skip
+    if a == b and math.inf in a.element.values:
+        note = "infinities beside numbers, zeros, each other and a sum that overflowed, in a block and across blocks"
+        found["infinities"] = (["gemm.special"], note, *_infinities(a))
     return found
+
+
+def _infinities(made: BlockFormat) -> tuple[Rows, Rows]:
+    """Return rows of three blocks each; the largest products overflow where both scales are the largest."""
+    inf, top, one, high = math.inf, made.element.max_value, made.scale.one_code, made.scale.max_code
+
+    def rows(*each: Sequence[tuple[int, Sequence[float]]]) -> Rows:
+        return [
+            [(scale, [made.element.values.index(v) for v in values]) for scale, values in row] for row in each
+        ]
+
+    left = rows(
+        ((one, (inf,)), (one, (1.0,)), (one, (-1.0,))),
+        ((one, (1.0,)), (one, (inf,)), (one, (1.0,))),
+        ((one, (inf,)), (one, (-inf,)), (one, (1.0,))),
+        ((high, (top, top)), (one, (-inf,)), (one, (1.0,))),
+        ((high, (-top, -top)), (one, (1.0,)), (one, (-inf,))),
+        ((one, (inf, -inf)), (one, (1.0,)), (one, (1.0,))),
+    )
+    right = rows(
+        ((one, (1.0, 1.0)), (one, (1.0, 1.0)), (one, (1.0, 1.0))),
+        ((one, (1.0, -1.0)), (one, (-1.0, 1.0)), (one, (1.0, 1.0))),
+        ((high, (top, top)), (one, (1.0, 1.0)), (one, (1.0, 1.0))),
+        ((one, (inf, 1.0)), (one, (1.0, 1.0)), (one, (1.0, 1.0))),
+        ((one, (1.0, 1.0)), (one, (0.0, 1.0)), (one, (1.0, 1.0))),
+        ((one, (1.0, 1.0)), (one, (1.0, inf)), (one, (-inf,))),
+    )
+    return left, right
 
 
 def _special_codes(element: ElementFormat) -> list[int]:

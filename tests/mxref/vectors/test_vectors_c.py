@@ -76,6 +76,13 @@ PLANTED = {
     "packing": ("- 1)) << held;", "- 1)) << (held & 4);"),
     "infinity meets zero": ("(ka == MXREF__NUMBER && !x.lo)", "(0 && !x.lo)"),
     "infinities": ("infinities == 3 ? MXREF__NAN", "infinities == 4 ? MXREF__NAN"),
+    "zero meets an infinity": ("(kb == MXREF__NUMBER && !y.lo)", "(0 && !y.lo)"),
+    "sign of a product": ("infinities |= na != nb ? 2 : 1;", "infinities |= na ? 2 : 1;"),
+    "sign of an infinity": ("(negative ? 0x80000000u : 0) | 0x7F800000u", "0x7F800000u"),
+    "infinity onto infinity": (
+        "acc = mxref_add(acc, (negative ? 0x80000000u : 0) | 0x7F800000u);",
+        "acc = (negative ? 0x80000000u : 0) | 0x7F800000u;",
+    ),
     "sign of a dot": ("*negative = (int)(high >> 63);", "*negative = 0;"),
     "finite accumulator": ("else if (mxref_finite(acc))", "else"),
     "NaN byte": ("return MXREF_NAN; /* [gemm.nan] */", "return 0;"),
