@@ -23,6 +23,7 @@ STUDIES = (
     "peers.render",
     "peers.pages",
     "peers.nvfp4",
+    "peers.blocks",
     "exhaustive.table",
     "ablations.page",
 )
