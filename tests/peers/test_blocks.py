@@ -15,7 +15,7 @@ MODULES = {"compressed-tensors": "compressed_tensors", "nvidia-modelopt": "model
 
 @pytest.mark.study
 @pytest.mark.clause("scale.rule.floor", "scale.rule.even", "scale.rule.threshold", "rounding.rne")
-@pytest.mark.parametrize("case", blocks.cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*blocks.cases()], ids=lambda case: case.name)
 def test_an_installed_implementation_has_the_bytes_of_mxref(case):
     pytest.importorskip(MODULES.get(case.peer, case.peer))
     found = blocks.measured(case, rows=16)
