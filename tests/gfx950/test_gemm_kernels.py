@@ -30,7 +30,6 @@ def test_ordered_gemm(backend: Any) -> None:
     assert launched == ["_ordered"]
 
 
-@pytest.mark.study
 @pytest.mark.parametrize(
     ("m", "n", "blocks", "out", "hostile"),
     [
@@ -79,7 +78,6 @@ def test_every_tile_of_ordered_gemms_by_block(
     assert launched == FOLDED_LAUNCHES
 
 
-@pytest.mark.study
 def test_folding(package: dict[str, ModuleType]) -> None:
     """By block, as gfx950's GEMM reads it, against the same by row and against the values themselves."""
     codes, scales = drawn(24, 12, 7)
@@ -120,7 +118,6 @@ EPILOGUES = [
 ]  # fmt: skip
 
 
-@pytest.mark.study
 @pytest.mark.parametrize(("tile", "k", "out", "prescale"), [FIRST, *more(EPILOGUES)])
 def test_matrix_cores_on_packed_codes(
     package: dict[str, ModuleType], tile: int, k: int, out: str, prescale: bool
@@ -214,7 +211,6 @@ def test_products_do_not_depend_on_what_the_hardware_may_choose(
     assert all(((x >= 1) & (x <= 2.0**32)).all() for x in reciprocals)
 
 
-@pytest.mark.study
 @pytest.mark.parametrize("side", ["a", *more([("b",)])])
 def test_a_scale_out_of_range_is_flagged(package: dict[str, ModuleType], side: str) -> None:
     (_, a), (_, b) = on_tensors(close(33, 96, 4)), on_tensors(close(20, 96, 5))

@@ -128,7 +128,6 @@ MORE_PAIRS = [
 ]
 
 
-@pytest.mark.study
 @pytest.mark.parametrize(("left", "right"), [*PAIRS[2:], *more([*PAIRS[:2], *MORE_PAIRS])])
 def test_products_of_every_pair(
     package: dict[str, ModuleType], left: BlockFormat, right: BlockFormat

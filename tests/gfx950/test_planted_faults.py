@@ -98,7 +98,6 @@ def test_wrong_bits_are_seen(fault: str, tmp_path: Path) -> None:
     assert launched == ["quantize_rows"]
 
 
-@pytest.mark.study
 def test_a_store_outside_the_output_is_seen(tmp_path: Path) -> None:
     backend = planted_backend(
         tmp_path,
@@ -110,7 +109,6 @@ def test_a_store_outside_the_output_is_seen(tmp_path: Path) -> None:
         quantized(backend, matrix(*SHAPE, "bfloat16"), RECIPES["plain"], -1)
 
 
-@pytest.mark.study
 def test_a_missing_wait_state_is_seen(tmp_path: Path) -> None:
     instead = '_NEAREST = (lambda text: tl.constexpr(text.replace("s_nop 0", "")))('
     backend = planted_backend(tmp_path, "lane/gfx950.py", "_NEAREST = tl.constexpr(", instead)
@@ -130,7 +128,6 @@ WRONG_CONVERSIONS = {
 }
 
 
-@pytest.mark.study
 @pytest.mark.parametrize("fault", WRONG_CONVERSIONS)
 def test_wrong_conversions_are_refused_at_start_up(fault: str, tmp_path: Path) -> None:
     package = planted(tmp_path, "lane/gfx950.py", *WRONG_CONVERSIONS[fault])
@@ -165,7 +162,6 @@ WRONG_PRODUCTS = {
 }
 
 
-@pytest.mark.study
 @pytest.mark.parametrize(
     "fault", ["blocks in descending order", *more((f,) for f in list(WRONG_PRODUCTS)[1:])]
 )
@@ -175,7 +171,6 @@ def test_wrong_products_are_seen(fault: str, tmp_path: Path) -> None:
     assert launched == FOLDED_LAUNCHES
 
 
-@pytest.mark.study
 def test_an_addition_inside_the_matrix_instruction_is_seen(tmp_path: Path) -> None:
     """Without its limit the dot takes the accumulator as addend; how that sum is rounded is not documented."""
     package = planted(

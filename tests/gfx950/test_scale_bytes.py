@@ -110,7 +110,6 @@ def test_the_compiled_kernel_passes(package: dict[str, ModuleType], scales: Modu
     assert launched == ["_multiply"] * 6
 
 
-@pytest.mark.study
 def test_hardware_on_which_byte_255_is_no_nan_multiplies_by_ordered(package: dict[str, ModuleType]) -> None:
     with start_up(package, nan_scales=False, spoil_sums=True):
         backend = package["backend"].TritonBackend()
@@ -131,7 +130,6 @@ def test_hardware_on_which_byte_255_is_no_nan_multiplies_by_ordered(package: dic
     assert not backend.range_exceeded()
 
 
-@pytest.mark.study
 def test_hardware_as_specified_multiplies_packed_codes(package: dict[str, ModuleType]) -> None:
     with start_up(package) as launched:
         backend = package["backend"].TritonBackend(conversions="portable")
@@ -169,7 +167,6 @@ def test_the_command(
     assert all(part in printed for part in said), printed
 
 
-@pytest.mark.study
 def test_the_command_without_a_gfx950() -> None:
     command = [sys.executable, "-W", "error", "-m", "mxref_triton.check_scales"]
     process = subprocess.run(command, timeout=100, capture_output=True, text=True)

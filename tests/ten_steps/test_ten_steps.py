@@ -12,7 +12,6 @@ LOSSES = {"all-sr": (5.675, 4.271), "all-sr-captured": (5.675, 4.271), "fp8-seed
 """Training loss of the first and of the last step; 0.01 is more than two processors differ by."""
 
 
-@pytest.mark.study
 def test_steps_of_three_arms(tmp_path):
     found = train(ROOT, tmp_path, LOSSES)
     for name, (first, last) in LOSSES.items():
