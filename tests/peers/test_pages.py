@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from functools import cache
 
 import numpy as np
@@ -56,6 +57,15 @@ def test_commands_of_a_page_print_the_bytes_of_its_tables(path):
     # What remains shows the nearest treatment beside two other implementations, or a link.
     for command in shown:
         assert CliRunner().invoke(main, shlex.split(command)[1:]).exit_code == 0
+
+
+def test_explain_takes_the_options_of_every_setting():
+    table = tomllib.loads((FOLDER / "peers.toml").read_text(encoding="utf-8"))
+    settings = [same["args"] for peer in table["peer"] for same in peer.get("same", ())]
+    assert len(settings) > 20
+    for options in settings:
+        result = CliRunner().invoke(main, ["explain", "1", *shlex.split(options)])
+        assert result.exit_code == 0, result.output
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
