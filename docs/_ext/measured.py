@@ -24,6 +24,7 @@ STUDIES = (
     "peers.pages",
     "peers.nvfp4",
     "peers.blocks",
+    "calibration.identify",
     "exhaustive.table",
     "ablations.page",
 )

@@ -162,7 +162,10 @@ def _group(
     names = [name or next(iter(one.scales)) for (name, _), one in zip(layouts, samples, strict=True)]
     parts = [Measured(one, name) for one, name in zip(samples, names, strict=True)] if len(made) == 1 else []
     if parts:
-        evidence, found = count(samples), verdict(parts)
+        evidence, found = count(samples, names), verdict(parts)
+        if checkpoint.meta.get("prescale"):
+            reason = "the elements carry a prescale, which moves the octave of every rule"
+            found, parts = replace(found, rule=None, possible=(), reason=reason), []
     else:
         reason = "the format is not known: " + ", ".join(one.title for one in made)
         evidence, found = None, RuleFound(None, 0.0, None, (), reason)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from mxref.formats import BlockFormat, ElementFormat
 from mxref.identify.likelihood import (
+    HOLLOW,
     STEPS,
     CodeBlocks,
     Fit,
@@ -24,14 +24,18 @@ from mxref.identify.likelihood import (
     lead,
 )
 from mxref.identify.weights import Sample
-from mxref.steps.scale import EXPONENT_RULES, MANTISSA_MASK, bump_above, scale_value
+from mxref.steps.scale import EXPONENT_RULES, MANTISSA_MASK, ScaleRule, bump_above, scale_value
 
 LEAD = 6.0
 """Standard deviations by which the best rule must be ahead of every other named one."""
-LEAD_OF_OTHERS = 4.0
+LEAD_OF_OTHERS = 5.0
 """The same, of rules without a name: thresholds between the named ones, and choices by error."""
-MISFIT = 0.04
+LEAD_OF_ELEMENTS = 20.0
+"""The lead of the best of several elements of equal size."""
+MISFIT = 0.03
 """Share of the blocks whose largest code the best fit may get wrong."""
+PRUNED = 0.4
+"""Share of zeros from which weights count as pruned."""
 FEWEST = 256
 """Blocks below which nothing is said."""
 AMAX_OVER_6 = "nearest"
@@ -78,11 +82,10 @@ class RuleFound:
     """The family of weights that fits, its misfit, and the share of blocks that follow no rule."""
 
 
-def count(samples: Iterable[Sample]) -> Evidence:
-    """Return what samples of one format hold."""
-    samples = list(samples)
+def count(samples: list[Sample], layouts: list[str]) -> Evidence:
+    """Return what samples of one format hold, each read under a layout of its scales."""
     made = samples[0].reading.made
-    scales = np.concatenate([next(iter(one.scales.values())) for one in samples])
+    scales = np.concatenate([one.scales[layout] for one, layout in zip(samples, layouts, strict=True)])
     zero, largest, times = (np.concatenate(each) for each in zip(*map(_largest, samples), strict=True))
     grid = np.array(made.element.magnitudes)
     share = np.bincount(np.minimum(largest[~zero], made.element.max_code), minlength=len(grid)) / max(
@@ -200,10 +203,14 @@ def _rule_of_powers(parts: list[Measured]) -> RuleFound:
         "lead_of_others": round(behind, 2),
         "blocks": size,
     }
+    zeros = float(np.average([(part.magnitudes == 0).mean() for part in parts], weights=shares))
+    hollow = any(fit.family in HOLLOW for fit in of_best)
     possible = tuple(names[rule] for rule in names if rule == best or leads[rule] < LEAD)
     reason = ""
     if any(fit.family == "uniform" for fit in of_best):
         reason = "the weights are spread evenly, and the likelihood is not calibrated for such weights"
+    elif names[best] == ScaleRule.EVEN and (zeros > PRUNED or hollow):
+        reason = "in pruned weights the smaller error chooses nearly the scales of even"
     elif ahead < LEAD:
         reason = f"{names[best]} is only {ahead:.1f} standard deviations ahead of {names[second]}"
     elif behind < LEAD_OF_OTHERS:
@@ -271,7 +278,10 @@ def layout_by_codes(sample: Sample) -> tuple[str | None, float]:
 
 
 def element_by_codes(samples: dict[str, Sample]) -> tuple[str | None, float]:
-    """Return which of several readings the codes have, by name, and its lead; None if they cannot tell."""
+    """Return which of several readings the codes have, by name, and its lead; None if they cannot tell.
+
+    Zeros are left out, for pruned weights.
+    """
     found = {}
     for name, one in samples.items():
         made = one.reading.made
@@ -279,7 +289,8 @@ def element_by_codes(samples: dict[str, Sample]) -> tuple[str | None, float]:
         table = counts(np.minimum(one.magnitudes, made.element.max_code), made.element, whole=True)
         scales = next(iter(one.scales.values()))
         found[name] = free_likelihood(table, _steps(scales, made), made.element, whole=True) - 30.0 * odd
-    return _best(found)
+    best, ahead = _best(found)
+    return (best, ahead) if ahead >= LEAD_OF_ELEMENTS else (None, ahead)
 
 
 def _steps(scales: NDArray[np.uint8], made: BlockFormat) -> NDArray[np.int64]:

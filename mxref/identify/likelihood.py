@@ -63,6 +63,7 @@ _DENSITIES: dict[str, Callable[[Floats], Floats]] = {
 }
 _TWO_OF_FOUR = "two of four"
 FAMILIES = (*_DENSITIES, _TWO_OF_FOUR)
+HOLLOW = ("hollow", _TWO_OF_FOUR)
 """Shapes of weights; hollow ones have few small weights, as where the two smaller of four are pruned."""
 
 # Distribution functions by the trapezoidal rule: of a fine step near zero, of a large end for heavy tails.
@@ -95,9 +96,9 @@ class Bins:
 
 @lru_cache
 def bins(element: ElementFormat, whole: bool = False) -> Bins:
-    """Return the bins of an element; `whole`, those of all its codes."""
+    """Return the bins of an element; `whole`, those of all its codes but zero."""
     grid = np.array(element.magnitudes)
-    first = 0 if whole else max(1, int(np.searchsorted(grid, grid[-1] / 32)))
+    first = 1 if whole else max(1, int(np.searchsorted(grid, grid[-1] / 32)))
     between = np.append(0.0, (grid[:-1] + grid[1:]) / 2)
     bounds = np.append(between[first:], np.inf)
     return Bins(first, bounds, 2.0 ** (element.max_exponent - 1))
@@ -160,7 +161,7 @@ class CodeBlocks:
     places: tuple[int, ...]
     """Where the grid of each scale begins on the common grid."""
     whole: bool = False
-    """Whether the bins are those of all codes."""
+    """Whether the bins are those of all codes but zero."""
 
     @classmethod
     def of(
@@ -262,12 +263,13 @@ def free_likelihood(
         table: how often each bin occurs in each block, as `counts` returns it.
         steps: the logarithm of each block's scale, in steps of the grid.
         element: the element of the codes.
-        whole: whether the bins are those of all codes, so that likelihoods under several elements can be compared.
+        whole: whether the bins are those of all codes but zero, so that several elements can be compared.
     """
     order = np.argsort(steps, kind="stable")
     blocks = CodeBlocks.of(table, steps, element, whole)
     best = max(
-        (_fit(blocks, family, ()) for family in ("normal", "t4", "laplace")), key=lambda fit: fit.total
+        (_fit(blocks, family, ()) for family in (FAMILIES if whole else ("normal", "t4", "laplace"))),
+        key=lambda fit: fit.total,
     )
     found = np.empty(len(table))
     found[order] = best.blocks

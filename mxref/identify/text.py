@@ -10,7 +10,6 @@ from mxref.formats import BlockFormat
 from mxref.identify.against import Origin
 from mxref.identify.answer import Group, Identified, dialects_with
 from mxref.identify.evidence import RuleFound
-from mxref.layouts.foreign import LAYOUTS
 
 FORMAT = "mxref.identify.1"
 CONFIDENCE = "99 %"
@@ -22,10 +21,16 @@ _LABEL = 10
 
 
 def lines(found: Identified, origins: list[Origin]) -> Iterator[str]:
-    """Yield the lines of an answer."""
+    """Yield the lines of an answer; what a group has in common with the one before is said once."""
     by_weight = {origin.weight: origin for origin in origins}
+    before: list[str] = []
     for group in found.groups:
-        yield from _group(group)
+        many = f"{len(group.weights)} weights" if len(group.weights) > 1 else "1 weight"
+        yield f"{group.name}  ({many}, {group.shape[0]} x {group.shape[1]})"
+        stored = list(_stored(group))
+        yield from stored if stored != before else ["  format, codes and scales: as above"]
+        before = stored
+        yield from _answer(group)
         if origin := by_weight.get(group.weights[0]):
             yield from _labelled("original", _origin(origin))
         yield ""
@@ -40,13 +45,14 @@ def _labelled(label: str, texts: list[str]) -> Iterator[str]:
         yield f"  {label if i == 0 else '':{_LABEL}}{text}"
 
 
-def _group(group: Group) -> Iterator[str]:
-    many = f"{len(group.weights)} weights" if len(group.weights) > 1 else "1 weight"
-    yield f"{group.name}  ({many}, {group.shape[0]} x {group.shape[1]})"
+def _stored(group: Group) -> Iterator[str]:
     titles = " or ".join(made.title for made in group.formats)
     yield from _labelled("format", [f"{titles}, by {group.format_by}; named as by {group.convention}"])
     yield from _labelled("codes", [_codes(group)])
     yield from _labelled("scales", _scales(group))
+
+
+def _answer(group: Group) -> Iterator[str]:
     if group.tensor_scale:
         yield from _labelled("tensor", [_tensor(group)])
     yield from _labelled("rule", _rule(group.verdict, group.formats[0]))
@@ -56,7 +62,11 @@ def _group(group: Group) -> Iterator[str]:
 
 def _codes(group: Group) -> str:
     others = [name for name in group.packings_that_fit if name != group.packing]
-    text = f"{group.packing} ({LAYOUTS[group.packing].title})"
+    first = {
+        "packed": "the first element in the low bits",
+        "halves": "byte j of a block holds j and j + k / 2",
+    }
+    text = f"{group.packing}, {first.get(group.packing, 'a byte for each')}"
     return text + (f"; the size fits {', '.join(others)} too, and codes do not tell" if others else "")
 
 
@@ -71,9 +81,8 @@ def _scales(group: Group) -> list[str]:
             *tile,
         ]
     others = ", ".join(name for name in fit if name != group.scale_layout)
-    ahead = f"{group.scale_layout_lead:.0f} standard deviations"
     return [
-        f"{group.scale_layout}; the size fits {others} too, but there scales and codes do not go together ({ahead})",
+        f"{group.scale_layout}; the size fits {others} too, but so placed they do not go with the codes",
         *tile,
     ]
 

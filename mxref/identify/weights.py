@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.formats import BLOCK_FORMATS, E8M0, MXFP4, NVFP4, UE4M3, BlockFormat
+from mxref.formats import BLOCK_FORMATS, E8M0, MXFP4, MXFP4_E1M2, NVFP4, UE4M3, BlockFormat
 from mxref.identify.stored import Checkpoint, StoredTensor
 from mxref.layouts.foreign import LAYOUTS, Layout
 from mxref.layouts.packed import unpack
@@ -222,7 +222,8 @@ def readings(weight: Weight, checkpoint: Checkpoint) -> list[Reading]:
     stated = str(checkpoint.meta.get("block_format", MXFP4.name if checkpoint.meta else ""))
     said = json.dumps(checkpoint.config).lower()
     names = {stated} if stated else {name for word, name in _STATED.items() if word in said}
-    return [one for one in found if one.made.name in names] or found
+    # No library stores the uniform grid; only mxref's own files say that they do.
+    return [one for one in found if one.made.name in names] or [o for o in found if o.made is not MXFP4_E1M2]
 
 
 def _readings(weight: Weight) -> Iterator[Reading]:

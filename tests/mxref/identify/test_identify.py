@@ -139,7 +139,7 @@ def test_shards_of_a_folder_are_one_checkpoint(tmp_path):
         quantized_files.safetensors(tmp_path / f"model-{i}.safetensors", part)
     config = {"quantization_config": {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    group = one(tmp_path)
+    group = one(tmp_path, 8192)
     assert group.name == "model.layers.*.mlp.up_proj.weight"
     assert len(group.weights) == 2
     assert (group.convention, group.format_by) == ("compressed-tensors", "types, sizes and configuration")
@@ -195,7 +195,7 @@ def test_the_element_of_unnamed_bytes_is_read_from_codes(tmp_path):
 
 @pytest.mark.parametrize("layout", ["rows", "rows.T", "nvidia_128x4", "gfx1250_32x4"])
 def test_the_codes_tell_the_layout_of_scales(tmp_path, layout):
-    q = mxref.quantize(weights(), "amd")
+    q = mxref.quantize(weights(), "nvidia")
     stored = LAYOUTS[layout].write(q.scales, 256, 512, q.format).reshape(-1)
     tensors = {"a_packed": ("U8", q.codes), "a_scale": ("U8", stored)}
     quantized_files.safetensors(tmp_path / "m.safetensors", tensors)
@@ -204,7 +204,7 @@ def test_the_codes_tell_the_layout_of_scales(tmp_path, layout):
     assert {"rows", "rows.T", "nvidia_128x4", "gfx950_32x8", "gfx1250_32x4"} <= set(
         group.scale_layouts_that_fit
     )
-    assert group.verdict.rule == "even"
+    assert group.verdict.rule == "rceil"
 
 
 def test_equal_scales_tell_no_layout(tmp_path):
@@ -422,7 +422,7 @@ def test_groups_that_are_small_are_judged_together(tmp_path):
     for i, name in enumerate(("q_proj", "k_proj", "v_proj", "o_proj")):
         q = mxref.quantize(weights(i, (128, 256)), "nvidia")
         tensors |= compressed(q, f"model.layers.0.self_attn.{name}")
-    found = identify((quantized_files.safetensors(tmp_path / "m.safetensors", tensors),), 200)
+    found = identify((quantized_files.safetensors(tmp_path / "m.safetensors", tensors),), 255)
     assert len(found.groups) == 4
     assert {group.verdict.rule for group in found.groups} == {None}
     assert found.together["mxfp4"].rule == "rceil"
@@ -437,3 +437,18 @@ def test_groups_of_different_rules_have_none_together(tmp_path):
     assert [group.verdict.rule for group in found.groups] == ["rceil", "ceil"]
     assert found.together["mxfp4"].rule is None
     assert len(unexpected(found, "rceil")) == 1
+
+
+def test_a_prescale_hides_the_rule(tmp_path):
+    mxref.quantize(weights(), mxref.OperandSpec(prescale=True)).save(tmp_path / "w.npz")
+    found = one(tmp_path / "w.npz").verdict
+    assert (found.rule, found.possible) == (None, ())
+    assert "prescale" in found.reason
+
+
+def test_even_of_pruned_weights_is_undecided(tmp_path):
+    x = weights(shape=(256, 1024))
+    x[np.random.default_rng(1).random(x.shape) < 0.5] = 0
+    mxref.quantize(x, "amd").save(tmp_path / "w.npz")
+    found = one(tmp_path / "w.npz", 8192).verdict
+    assert (found.rule, found.possible[0]) == (None, "even")
