@@ -96,7 +96,7 @@ def _cells(rows: list[Row]) -> Iterator[str]:
     yield f"{len(named):,}"
     yield f"{len(said):,}"
     yield f"{right:,}"
-    yield f"{low:.1%} to {high:.1%}"
+    yield f"{low:.2%} to {high:.2%}"
 
 
 def render_kinds(rows: list[Row]) -> str:
