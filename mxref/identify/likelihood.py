@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 Rule = tuple[float, ...]
 """A threshold c; of several, each block takes one at random, as where the smaller error chooses the scale."""
 
-STEPS = 4
+STEPS = 6
 """Grid points of the deviation in an octave."""
 _BELOW, _ABOVE = 5, 1
 """Octaves of the grid below and above 2^emax X."""

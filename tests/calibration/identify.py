@@ -23,7 +23,7 @@ from rst_table import csv_table
 
 PART, BY_KIND = "identify_rules.inc", "identify_kinds.inc"
 FORMAT = "mxref.identify_calibration.1"
-SEED = 20261129
+SEED = 20261130
 Row = dict[str, Any]
 
 
