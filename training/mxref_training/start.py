@@ -10,7 +10,7 @@ from mxref.backend import Backend
 from mxref.recipe import Recipe
 from mxref_training.config import TrainConfig
 from mxref_training.data import corpus as tokens
-from mxref_training.device import fixed_numerics
+from mxref_training.device import fixed_numerics, keep_freed_memory
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.failures import run_errors
 from mxref_training.open_run import OpenRun
@@ -40,6 +40,8 @@ def begun(
         reporting((progress or default_progress()) if ranks.first else ProgressSink()) as sink,
     ):
         device = preflight(config, recipe, backend, ranks=ranks)
+        if device.type == "cpu":
+            keep_freed_memory()
         if corpus is None:
             with ranks.first_alone():
                 corpus = tokens.prepare_corpus(config)
