@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.errors import DtypeError, FileFormatError
+from mxref.errors import DtypeError, FileFormatError, MxrefError
 
 OTHER_LAYOUT = "mxref.layout.1"
 """The format of files whose codes or scales lie in another layout than mxref's own, which they name."""
@@ -31,6 +32,20 @@ def checked_path(path: Any) -> Path:
         raise FileFormatError(
             f"expected a path that ends in .npz or .safetensors, got {type(path).__name__}"
         ) from None
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Raise FileFormatError in place of what a reader raises on a missing or damaged file; mxref's own errors pass."""
+    try:
+        yield
+    except MxrefError:
+        raise
+    except OSError as err:
+        raise FileFormatError(f"cannot read {path}: {err.strerror or err}") from err
+    except Exception as err:  # each reader raises its own exceptions on a damaged file
+        text = str(err).partition("\n")[0]
+        raise FileFormatError(f"cannot read {path}: {type(err).__name__}: {text}") from err
 
 
 def write(

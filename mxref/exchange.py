@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref import array_file
-from mxref.errors import DtypeError, FileFormatError, MxrefError, RecipeError, ShapeError, UnsupportedError
+from mxref.errors import DtypeError, FileFormatError, RecipeError, ShapeError, UnsupportedError
 from mxref.formats import BLOCK_FORMATS, MXFP4, BlockFormat
 from mxref.layouts.conventions import OWN, WeightStorage, named
 from mxref.layouts.foreign import Bytes, Layout, fitting, layouts_of, stored_bytes
@@ -27,7 +27,6 @@ _TENSOR_SCALE = "tensor_scale"
 _NAN = 255
 _NUMBERS = ("exponents", "bias_125")
 """The layouts of scales whose bytes are no codes of the scale format."""
-
 
 _TYPES = {
     "float4_e2m1fn": ("float4_e2m1fn_x2", "F4"),
@@ -190,15 +189,8 @@ def _held(
         more = [_TENSOR_SCALE] if not convention and _TENSOR_SCALE in held else []
         return [*dict.fromkeys(names), *more]
 
-    try:
+    with array_file.explained(path):
         meta, arrays, types = array_file.chosen(path, choose)
-    except MxrefError:
-        raise
-    except OSError as err:
-        raise FileFormatError(f"cannot read {path}: {err.strerror or err}") from err
-    except Exception as err:  # each reader raises its own exceptions on a damaged file
-        text = str(err).partition("\n")[0]
-        raise FileFormatError(f"cannot read {path}: {type(err).__name__}: {text}") from err
     return names, meta if names == _PARTS else None, arrays, types
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mxref.array_file import explained
 from mxref.errors import FileFormatError
 
 SUFFIXES = (".npy", ".npz", ".safetensors")
@@ -58,7 +59,7 @@ def read_dumped(path: Path, name: str, exact: bool) -> Any:
 
 def _read(path: Path, chosen: Callable[[list[str]], str], torch_too: bool) -> Any:
     """Return the array whose name `chosen` returns for the names of a file's arrays."""
-    try:
+    with explained(path):
         if path.suffix == ".npy":
             return np.load(path, mmap_mode="r", allow_pickle=False)
         if path.suffix == ".npz":
@@ -78,13 +79,6 @@ def _read(path: Path, chosen: Callable[[list[str]], str], torch_too: bool) -> An
         _torch(path)
         with safe_open(path, framework="pt") as f:
             return f.get_tensor(name)
-    except FileFormatError:
-        raise
-    except OSError as err:
-        raise FileFormatError(f"cannot read {path}: {err.strerror or err}") from err
-    except Exception as err:  # each reader raises its own exceptions on a damaged file
-        text = str(err).partition("\n")[0]
-        raise FileFormatError(f"cannot read {path}: {type(err).__name__}: {text}") from err
 
 
 def _tensor(path: Path, chosen: Callable[[list[str]], str]) -> Any:

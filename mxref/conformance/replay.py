@@ -1,34 +1,31 @@
 """Operations that a training run recorded, with their answers: their file, and what comes of them a second time.
 
-The file is a NumPy archive: the arrays, and one JSON text with everything else. It holds no pickled objects. A shadow
-of a training run asks an operation for its `failure`; `mxref conform --replay` repeats it on a backend too.
+A shadow of a training run asks an operation for its `failure`; `mxref conform --replay` repeats it on a backend too.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from mxref._version import __version__
 from mxref.backend import Backend
+from mxref.conformance import archive
+from mxref.conformance.archive import plain_array, typed_array
 from mxref.conformance.blame import blame
 from mxref.conformance.checking import Check, Op, Subject
 from mxref.conformance.finding import answer_failure, product_check, product_failure, quantize_check
-from mxref.conformance.outcome import Failure, Judgement, check_writable, write
+from mxref.conformance.outcome import Failure, Judgement
 from mxref.conformance.requests.decoding import first_place
 from mxref.conformance.requests.multiplying import Product
 from mxref.conformance.requests.quantizing import Blocks, Request
 from mxref.conformance.suite import result_of
 from mxref.discovery import get_backend
-from mxref.errors import FileFormatError
 from mxref.formats import BLOCK_FORMATS, BlockShape
 from mxref.mxarray import MXArray
 from mxref.recipe import GemmProfile, OperandSpec
@@ -37,7 +34,6 @@ from mxref.steps.random import Stream
 from mxref.tomlio import build, to_table
 
 FORMAT = "mxref.record.1"
-_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,31 +225,19 @@ def _replayed(subject: Subject, call: Call) -> ReplayedCall:
 # ---- the file ----
 
 
-def check_name(path: str | Path) -> Path:
-    """Return the path of a recording; FileFormatError unless it ends in .npz and its folder can be written."""
-    path = Path(path)
-    if path.suffix != ".npz":
-        raise FileFormatError(f"cannot write a recording to {path}: its name must end in .npz")
-    check_writable(path)
-    return path
-
-
 def save_recording(path: str | Path, recording: Recording) -> None:
     """Write a recording; the file appears only when all of it is on the disk.
 
     Raises:
         FileFormatError: a name that does not end in .npz, or a file that cannot be written.
     """
-    path = check_name(path)
     arrays: dict[str, NDArray[Any]] = {}
     calls = [_table(call, f"{i}.", arrays) for i, call in enumerate(recording.calls)]
     meta = {
         "format": FORMAT, "mxref": __version__, "backend": recording.backend, "reason": recording.reason,
         "facts": dict(recording.facts), "calls": calls,
     }  # fmt: skip
-    data = BytesIO()
-    np.savez_compressed(data, meta=np.array(json.dumps(meta)), **arrays)  # type: ignore[arg-type]
-    write(path, data.getvalue())
+    archive.save(path, meta, arrays)
 
 
 def load_recording(path: str | Path) -> Recording:
@@ -262,20 +246,10 @@ def load_recording(path: str | Path) -> Recording:
     Raises:
         FileFormatError: the file is missing, damaged, or holds something else.
     """
-    try:
-        # NumPy does not close a file that is not an archive.
-        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-            meta = json.loads(str(file["meta"]))
-            if meta["format"] != FORMAT:
-                raise FileFormatError(f"its format is {meta['format']}, this version of mxref reads {FORMAT}")
-            calls = tuple(_call(table, f"{i}.", file) for i, table in enumerate(meta["calls"]))
-            return Recording(meta["backend"], calls, meta["reason"], meta["facts"])
-    except Exception as err:  # a damaged file fails in many ways: zip, JSON, shapes, values
-        text = err.strerror if isinstance(err, OSError) and err.strerror else " ".join(str(err).split())
-        raise FileFormatError(
-            f"cannot read a recording from {path}: {text or type(err).__name__}; "
-            "give a file that mxref_torch.record or a shadow wrote"
-        ) from err
+    way_out = "give a file that mxref_torch.record or a shadow wrote"
+    with archive.opened(path, FORMAT, "a recording", way_out) as (meta, arrays):
+        calls = tuple(_call(table, f"{i}.", arrays) for i, table in enumerate(meta["calls"]))
+        return Recording(meta["backend"], calls, meta["reason"], meta["facts"])
 
 
 def _table(call: Call, prefix: str, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
@@ -347,17 +321,3 @@ def _call(table: Mapping[str, Any], prefix: str, arrays: Mapping[str, NDArray[An
     if result.shape != (a.shape[0], b.shape[0]):
         raise ValueError(f"a product of shape {result.shape} from operands of {a.shape} and {b.shape}")
     return RecordedProduct(where, product, result)
-
-
-def plain_array(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array in a type that NumPy's files support: bfloat16 as 16-bit words."""
-    return np.ascontiguousarray(array.view(np.uint16) if array.dtype == _BFLOAT16 else array)
-
-
-def typed_array(array: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Return what `plain_array` was given; ValueError for another type."""
-    if dtype == "bfloat16":
-        return array.view(_BFLOAT16)
-    if str(array.dtype) != dtype:
-        raise ValueError(f"an array of {array.dtype} where {dtype} is said")
-    return array

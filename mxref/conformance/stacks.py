@@ -1,27 +1,25 @@
 """Operands that two training or inference stacks gave to their GEMMs: their file, and the first bytes that differ.
 
-A recorder, such as `mxref_torch.record_operands`, writes one file for each stack. The file is a NumPy archive: the
-arrays, and one JSON text with everything else. It holds no pickled objects.
+A recorder, such as `mxref_torch.record_operands`, writes one file for each stack.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mxref.conformance import archive
+from mxref.conformance.archive import plain_array, typed_array
 from mxref.conformance.dump import treatment_of
-from mxref.conformance.outcome import Judgement, printable_lines, write
-from mxref.conformance.replay import check_name, plain_array, typed_array
+from mxref.conformance.outcome import Judgement, printable_lines
 from mxref.conformance.requests.decoding import first_place
 from mxref.conformance.requests.quantizing import Blocks
-from mxref.errors import FileFormatError, ShapeError
+from mxref.errors import ShapeError
 from mxref.layouts.packed import pack
 from mxref.mxarray import MXArray
 
@@ -163,9 +161,8 @@ def compare_stacks(a: Stack, b: Stack) -> StackComparison:
         )
     pairs: list[Pair] = []
     for one in common:
-        asked = all(
-            pair.ok for pair in pairs
-        )  # to find the treatments takes long, and only the first is shown
+        # To find the treatments takes long, and only the first difference is shown.
+        asked = all(pair.ok for pair in pairs)
         pairs.append(_pair(one, others[one.key], asked))
     both = {operand.key for operand in common}
     gemms = [{operand.gemm for operand in stack.operands} for stack in (a, b)]
@@ -274,7 +271,6 @@ def save_stack(path: str | Path, stack: Stack) -> None:
     Raises:
         FileFormatError: a name that does not end in .npz, or a file that cannot be written.
     """
-    path = check_name(path)
     arrays: dict[str, NDArray[Any]] = {}
     tables = []
     for i, operand in enumerate(stack.operands):
@@ -286,9 +282,7 @@ def save_stack(path: str | Path, stack: Stack) -> None:
             table["array"], table["treatment"] = operand.array.facts(), operand.treatment
         tables.append(table)
     meta = {"format": FORMAT, "name": stack.name, "facts": dict(stack.facts), "operands": tables}
-    data = BytesIO()
-    np.savez_compressed(data, meta=np.array(json.dumps(meta)), **arrays)  # type: ignore[arg-type]
-    write(path, data.getvalue())
+    archive.save(path, meta, arrays)
 
 
 def load_stack(path: str | Path) -> Stack:
@@ -297,20 +291,10 @@ def load_stack(path: str | Path) -> Stack:
     Raises:
         FileFormatError: the file is missing, damaged, or holds something else.
     """
-    try:
-        # NumPy does not close a file that is not an archive.
-        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-            meta = json.loads(str(file["meta"]))
-            if meta["format"] != FORMAT:
-                raise FileFormatError(f"its format is {meta['format']}, and operands have {FORMAT}")
-            operands = tuple(_operand(table, f"{i}.", file) for i, table in enumerate(meta["operands"]))
-            return Stack(meta["name"], operands, meta["facts"])
-    except Exception as err:  # a damaged file fails in many ways: zip, JSON, shapes, values
-        text = err.strerror if isinstance(err, OSError) and err.strerror else " ".join(str(err).split())
-        raise FileFormatError(
-            f"cannot read operands from {path}: {text or type(err).__name__}; two files are those of "
-            "mxref_torch.record_operands, and x, codes and scales are three"
-        ) from err
+    way_out = "two files are those of mxref_torch.record_operands, and x, codes and scales are three"
+    with archive.opened(path, FORMAT, "operands", way_out) as (meta, arrays):
+        operands = tuple(_operand(table, f"{i}.", arrays) for i, table in enumerate(meta["operands"]))
+        return Stack(meta["name"], operands, meta["facts"])
 
 
 def _operand(table: Mapping[str, Any], prefix: str, arrays: Mapping[str, NDArray[Any]]) -> StackOperand:

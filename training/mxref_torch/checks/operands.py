@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 
 from mxref._version import __version__
 from mxref.arrays import as_array
-from mxref.conformance.replay import check_name
+from mxref.conformance.archive import check_name
 from mxref.conformance.stacks import Stack, StackOperand, save_stack
 from mxref.formats import BLOCK_FORMATS, MXFP4, MXFP8_E4M3, MXFP8_E5M2, NVFP4, BlockFormat
 from mxref.layouts.foreign import LAYOUTS

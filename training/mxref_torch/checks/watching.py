@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from mxref.arrays import as_array
 from mxref.backend import Backend
+from mxref.conformance.archive import check_name
 from mxref.conformance.replay import (
     Call,
     RecordedProduct,
     RecordedQuantization,
     Recording,
-    check_name,
     save_recording,
     where_text,
 )
