@@ -88,6 +88,20 @@ def test_one_code_is_enough() -> None:
     assert "1 of 4 operands differ:" in str(report)
 
 
+def test_one_scale_is_enough_of_a_block_or_of_the_tensor() -> None:
+    wrong = operand("model.down", "w", "te_nvfp4")
+    assert wrong.array is not None
+    scales = wrong.array.scales.copy()
+    scales[7, 3] ^= 1
+    of_block = replace(wrong, array=replace(wrong.array, scales=scales))
+    text = str(compare_stacks(stack("te_nvfp4"), stack("te_nvfp4", down_w=of_block)))
+    assert "first difference: layer model.down, fprop w\n  block 3 of row 7:" in text
+    assert "1 of 4 operands differ:\n  layer model.down, fprop w: 1 of 96 blocks" in text
+    of_tensor = replace(wrong, array=replace(wrong.array, tensor_scale=wrong.array.tensor_scale * 2))
+    text = str(compare_stacks(stack("te_nvfp4"), stack("te_nvfp4", down_w=of_tensor)))
+    assert "first difference: layer model.down, fprop w\n  the scale of the tensor is " in text
+
+
 def test_numbers_that_differ_before_quantization_are_said_to() -> None:
     x = numbers("model.down", "x")
     x[5, 11] = 100
