@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mxref.backend import Backend
-from mxref.capabilities import Capabilities, every_gemm, scaled_by_powers
+from mxref.capabilities import Capabilities, every_gemm
 from mxref.formats import BLOCK_FORMATS, BlockFormat
 from mxref.mxarray import MXArray
 from mxref.placement import Placement
@@ -30,12 +31,11 @@ from mxref_numba.scalar import decoder as plain_decoder
 from mxref_numba.scalar import encoder, panels
 from mxref_numba.threads import running
 from mxref_numba.vector import decoder, staging, units
+from mxref_numba.vector.encode import encoder_of
 from mxref_numba.vector.target import TARGETS, Target
 
-_ON_VECTORS = scaled_by_powers(BLOCK_FORMATS.values())
-"""The formats for which there are kernels on vectors: blocks of 32 under scales of E8M0, with a sign bit."""
 _FORMATS = frozenset(made for made in BLOCK_FORMATS.values() if made.k in (16, 32) and multiplies(made, made))
-"""For those with other scales or k = 16, and for INT8, there are plain kernels, which take any format of this kind."""
+"""Plain kernels take any format of this kind; `encoder_of` has those for which there are kernels on vectors."""
 
 
 class NumbaBackend(Backend):
@@ -127,7 +127,13 @@ class NumbaBackend(Backend):
 
     def _vectors(self, *formats: BlockFormat) -> Target | None:
         """Return the vectors whose kernels quantize and decode all of some formats; None if there are none."""
-        return self._target if _ON_VECTORS.issuperset(formats) else None
+        return self._target if all(map(encoder_of, formats)) else None
+
+    def _tensor_scale(self, x: NDArray[Any], plan: QuantPlan, placement: Placement) -> tuple[Any, Any]:
+        if placement.amax is None and plan.global_shape == plan.shape:
+            amax = units.finite_amax(x, plan, self._target) if self._target else encoder.finite_amax(x, plan)
+            placement = replace(placement, amax=np.array([amax]))
+        return super()._tensor_scale(x, plan, placement)
 
     def _quantize(self, x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         if target := self._vectors(plan.format):

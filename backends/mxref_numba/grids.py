@@ -12,12 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.formats import E2M1, ElementFormat, ScaleFormat, Specials
+from mxref.formats import ElementFormat, ScaleFormat, Specials
 
 FRACTION_BITS = 22
 """Bits of the fraction of a step that the roundings other than RNE look at."""
-MAGNITUDE_CODE = 0x7F
-"""The bits of a code that are not its sign."""
 SCALE_CODE = 0xFF
 """The bits of a scale code, which has no sign."""
 
@@ -54,8 +52,8 @@ _MANTISSA_BITS, _BIAS = 23, 127
 
 
 def held_bits(element: ElementFormat) -> int:
-    """Return the bits in which kernels hold a code: four of E2M1, as stored; else a byte, the sign on top."""
-    return 4 if element is E2M1 else 8
+    """Return the bits in which tables look a code up: those of 6 bits in a byte, all others as they are stored."""
+    return 4 if element.bits == 4 else 8
 
 
 @cache
@@ -88,9 +86,8 @@ def digits_of(element: ElementFormat) -> Digits:
 
 @cache
 def decoded(element: ElementFormat) -> NDArray[np.float32]:
-    """Return the values of all codes as kernels hold them, float32 [2^`held_bits`], read-only; NaN for what is none."""
-    sign = 1 << (held_bits(element) - 1)
-    values = np.full(2 * sign, np.nan, np.float32)
-    values[: element.sign], values[sign : sign + element.sign] = np.split(np.array(element.values), 2)
+    """Return the values of all codes that `held_bits` has, float32, read-only; NaN for what is none."""
+    values = np.full(1 << held_bits(element), np.nan, np.float32)
+    values[: len(element.values)] = element.values
     values.flags.writeable = False
     return values

@@ -22,12 +22,12 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
-F16, F32 = ir.HalfType(), ir.FloatType()
+F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 
 MAGNITUDE = 0x7FFFFFFF
 """The bits of a float32 that are not its sign."""
 
-_NAMES = {F16: "f16", F32: "f32"}
+_NAMES = {F16: "f16", F32: "f32", F64: "f64"}
 
 
 def _operator(integer: str, floating: str = "") -> Callable[[Lanes, Any], Lanes]:
@@ -67,12 +67,17 @@ class Lanes:
     __add__ = _operator("add", "fadd")
     __sub__ = _operator("sub", "fsub")
     __mul__ = _operator("mul", "fmul")
+    __truediv__ = _operator("udiv", "fdiv")
     __and__, __or__, __xor__ = _operator("and_"), _operator("or_"), _operator("xor")
     __lshift__, __rshift__ = _operator("shl"), _operator("lshr")  # filled with zeros
 
     def compare(self, relation: str, other: Any) -> Lanes:
         """Return one bit per lane: whether an unsigned integer relation holds."""
         return self._of(self.builder.icmp_unsigned(relation, self.value, self._operand(other)))
+
+    def ordered(self, relation: str, other: Any) -> Lanes:
+        """Return one bit per lane: whether a relation of floats holds; none holds of NaN."""
+        return self._of(self.builder.fcmp_ordered(relation, self.value, self._operand(other)))
 
     def choose(self, yes: Any, no: Lanes) -> Lanes:
         """Return `yes` where these bits are set, and `no` elsewhere."""
@@ -120,6 +125,10 @@ class Lanes:
         """Return, of each pair of bytes, the sum of both times their weights: int16."""
         return self._instructions.pairs_summed(self, weights)
 
+    def at(self, index: Lanes) -> Lanes:
+        """Return, for each int32 modulo the number of lanes, one of these float32 lanes."""
+        return self._instructions.permuted(self, index)
+
     def look_up(self, table: Sequence[float]) -> Lanes:
         """Return, for each int32 modulo 16, one of sixteen float32, of which the last eight are minus the first."""
         return self._instructions.look_up(tuple(table), self)
@@ -153,6 +162,7 @@ class Instructions:
 
     _narrowing: ClassVar[dict[Any, str]]
     _pairs: ClassVar[str]
+    _permute: ClassVar[str]
 
     def at_most(self, v: Lanes, limit: Lanes) -> Lanes:
         """Return float32 magnitudes, at most `limit`; for NaN, any number."""
@@ -161,6 +171,10 @@ class Instructions:
     def look_up(self, table: tuple[float, ...], codes: Lanes) -> Lanes:
         """Return, for each int32 modulo 16, one of sixteen float32, of which the last eight are minus the first."""
         raise NotImplementedError
+
+    def permuted(self, values: Lanes, index: Lanes) -> Lanes:
+        """Return, for each int32 modulo the number of lanes, one of float32 lanes."""
+        return named(self._permute, values.value.type, values, index.value)
 
     def narrowed(self, a: Lanes, b: Lanes, element: Any) -> Lanes:
         """Return lanes of half the width, alternately from a quarter of `a` and of `b`; values must fit unsigned."""
@@ -177,6 +191,7 @@ class Avx512(Instructions):
 
     _narrowing: ClassVar = {I16: "x86.avx512.packusdw.512", I8: "x86.avx512.packuswb.512"}
     _pairs = "x86.avx512.pmaddubs.w.512"
+    _permute = "x86.avx512.permvar.sf.512"
 
     def at_most(self, v: Lanes, limit: Lanes) -> Lanes:
         """Return the smaller magnitude, in one instruction."""
@@ -190,8 +205,7 @@ class Avx512(Instructions):
 
     def look_up(self, table: tuple[float, ...], codes: Lanes) -> Lanes:
         """Look codes up in one vector that holds the whole table."""
-        values = codes.like(table)
-        return named("x86.avx512.permvar.sf.512", values.value.type, values, codes.value)
+        return self.permuted(codes.like(table), codes)
 
 
 class Avx2(Instructions):
@@ -199,6 +213,7 @@ class Avx2(Instructions):
 
     _narrowing: ClassVar = {I16: "x86.avx2.packusdw", I8: "x86.avx2.packuswb"}
     _pairs = "x86.avx2.pmadd.ub.sw"
+    _permute = "x86.avx2.permps"
 
     def at_most(self, v: Lanes, limit: Lanes) -> Lanes:
         """Return the smaller of limit and magnitude; the instruction gives its second operand for NaN."""
@@ -208,13 +223,12 @@ class Avx2(Instructions):
 
     def look_up(self, table: tuple[float, ...], codes: Lanes) -> Lanes:
         """Look codes 0 to 7 up in one vector, and take bit 3 of the code as the sign."""
-        values = codes.like(table[:8])
-        magnitude = named("x86.avx2.permps", values.value.type, values, codes.value)
+        magnitude = self.permuted(codes.like(table[:8]), codes)
         return (magnitude.cast(I32) | ((codes << 28) & ~MAGNITUDE)).cast(magnitude.element)
 
 
 def _width(element: Any) -> int:
-    return element.width if isinstance(element, ir.IntType) else {F16: 16, F32: 32}[element]
+    return element.width if isinstance(element, ir.IntType) else {F16: 16, F32: 32, F64: 64}[element]
 
 
 def load(builder: ir.IRBuilder, element: Any, count: int, address: Any, offset: int = 0) -> Lanes:

@@ -17,15 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.formats import BlockFormat, ElementFormat
+from mxref.formats import BlockFormat, ElementFormat, Negatives
 from mxref.plan import QuantPlan, dtype_name
 from mxref.recipe import OperandSpec
 from mxref.steps.hadamard import Rotation, norm_factor
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 from mxref_numba import buffers
-from mxref_numba.grids import FRACTION_BITS, grid_of, held_bits
-from mxref_numba.held_codes import stored
+from mxref_numba.grids import FRACTION_BITS, grid_of
 from mxref_numba.kernels import address_of, written
 from mxref_numba.scale import NAN_CODE, QuotientNumbers, ScaleNumbers, quotient_numbers, scale_numbers
 
@@ -113,7 +112,7 @@ class Job(NamedTuple):
     layout: Strides
     """Of the input."""
     codes: int
-    """The first result: held codes, or what is transformed."""
+    """The first result: codes with the sign on top, or what is transformed."""
     rows: int
     length: int
     transform: HadamardNumbers
@@ -137,7 +136,7 @@ class Job(NamedTuple):
     per_call: int = 0
     """Elements of a random group."""
     bits: int = 0
-    """Of a held code."""
+    """Of a code."""
     grid: int = 0
     quotient: QuotientNumbers = QuotientNumbers()
     nan_code: int = int(NAN_CODE)
@@ -170,6 +169,11 @@ def _written_grid(element: ElementFormat) -> NDArray[np.uint8]:
     return written(grid_of(element))
 
 
+def grid_at(element: ElementFormat) -> int:
+    """Return the address of the `Grid` of an element, by which kernels know it."""
+    return address_of(_written_grid(element))
+
+
 @lru_cache(256)
 def _job_of(spec: OperandSpec) -> Job:
     """Return a job with what follows from the treatment alone; the other fields are those of one call.
@@ -196,8 +200,8 @@ def _job_of(spec: OperandSpec) -> Job:
         rounding=rounding,
         integer=np.int32(integer),
         per_call=per_call,
-        bits=held_bits(element),
-        grid=address_of(_written_grid(element)),
+        bits=element.bits,
+        grid=grid_at(element),
         quotient=quotient_numbers(spec.format),
         nan_code=spec.format.scale.nan_code,
     )
@@ -229,7 +233,10 @@ class Result:
 
     def arrays(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Return codes as they are stored, and scale codes, once the jobs are done."""
-        return stored(self._codes, self.plan.format.element), self.scales
+        codes, element = self._codes, self.plan.format.element
+        if element.negatives is Negatives.TWOS_COMPLEMENT:
+            codes = np.where(codes & element.sign, element.sign - codes, codes)
+        return codes, self.scales
 
     def _place_rows(self) -> None:
         """Find the global indices of rows: consecutive ones from the first on, or one by one."""
@@ -267,3 +274,23 @@ class Result:
                     row_groups=plan.global_length // job.per_call,
                 )
             yield made
+
+
+def amax_jobs(x: NDArray[Any], plan: QuantPlan, found: NDArray[np.int32]) -> Iterator[Job]:
+    """Yield jobs that find the largest finite magnitude of an input, as a quantization sees it.
+
+    They give the address of `found` for that of scales. They have no codes, and a block is a whole panel, so that no
+    kernel stores any.
+    """
+    transform, _ = transform_of(plan.rotation)  # kept by its cache and the plan's result
+    job = _job_of(plan.spec)._replace(
+        length=plan.length,
+        transform=transform,
+        scales=address_of(found),
+        k=WIDTH,
+        tile=0,
+        rounding=EVEN,
+        bits=0,
+    )
+    for m in matrices(x, plan.axis):
+        yield job._replace(layout=m.layout, rows=m.rows)

@@ -10,7 +10,7 @@ mantissa into the exponent, and from no other:
 A block of zeros has the code `zero_scale`, one with NaN or Inf the code of NaN. `code_of_amax` says this in plain
 Numba, `scale_codes` on the lanes of vectors.
 
-Scales with a mantissa are for plain Numba alone: `QuotientNumbers` has what the real quotient asks.
+A scale with a mantissa is a real quotient, rounded once: `QuotientNumbers` has what it asks.
 """
 
 # Kernels and emitters have no annotations: Numba infers the types of the former, llvmlite has none.
@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from mxref.formats import E8M0, BlockFormat, ScaleFormat
 from mxref.recipe import OperandSpec
 from mxref.steps.scale import MANTISSA_MASK, bump_above
-from mxref_numba.grids import grid_of
+from mxref_numba.grids import SCALE_CODE, grid_of
 from mxref_numba.kernels import address_of, float_of, kernel, written
-from mxref_numba.lanes import F32, I8, I32, Lanes, splat
+from mxref_numba.lanes import F16, F32, F64, I8, I16, I32, I64, Lanes, constant, splat
 
 NAN_CODE = np.uint8(E8M0.nan_code)
 INFINITY = np.int32(0x7F800000)
@@ -140,6 +140,38 @@ def scale_codes(
     return stored, inverse.cast(F32), finite
 
 
-def store_codes(codes: Lanes, address: Any) -> None:
-    """Store the scale codes that `scale_codes` gives for groups of four lanes, as bytes."""
-    codes.cast(I8).pick([16 * block for block in range(codes.count // 4)]).store(address)
+def store_codes(codes: Lanes, address: Any, k: int) -> None:
+    """Store the scale codes that `scale_codes` gives for groups of k / 8 lanes, as bytes."""
+    codes.cast(I8).pick(range(0, 4 * codes.count, k // 2)).store(address)
+
+
+_DROPPED = (1 << 29) - 1
+"""The bits of a float64 that float32 lacks."""
+
+
+def quotient_scales(amax: Lanes, made: BlockFormat, tensor: Any) -> tuple[Lanes, Lanes]:
+    """Return the codes of scales with a mantissa, int32, and scales times that of the tensor, float64; Inf for 0.
+
+    Args:
+        amax: magnitude bits, one lane for each block.
+        made: the format.
+        tensor: t, float32.
+    """
+    builder, count, grid = amax.builder, amax.count, grid_of(made.scale)
+    t = splat(builder, builder.fpext(tensor, F64), count)
+    v, top = amax.cast(F32).convert("fpext", F64) / (t * made.element.max_value), float(grid.top)
+    bits = v.ordered("<", top).choose(v, constant(builder, F64, [top] * count)).cast(I64)
+    # Rounded to odd, it stays on its side of every midpoint.
+    odd = ((bits & _DROPPED) + _DROPPED) & (_DROPPED + 1)
+    held = ((bits | odd) & ~_DROPPED).cast(F64).convert("fptrunc", F32)
+    binade = (held.cast(I32) & int(INFINITY)).call("umax", int(grid.smallest_normal))
+    steps = binade.cast(F32).call("fma", float(grid.even_unit), held)
+    code = (steps.cast(I32) + (binade >> int(grid.step_shift))) & SCALE_CODE
+    divisor = mantissa_scales(code, made.scale).convert("fpext", F64) * t
+    return code, divisor.ordered("==", 0.0).choose(float("inf"), divisor)
+
+
+def mantissa_scales(codes: Lanes, scale: ScaleFormat) -> Lanes:
+    """Return the values of codes, int32, of a scale format that float16 holds: float32."""
+    half = (codes << 10 - scale.mantissa_bits).convert("trunc", I16).cast(F16)
+    return half.convert("fpext", F32) * 2.0 ** (15 - scale.bias)

@@ -4,6 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+SMALLER = ("NVFP4", "MXFP6 E2M3", "MXFP6 E3M2")
+"""Formats beside MXFP4 and MXFP8, by their titles."""
+
+
+def _of_smaller(plain: float, sr: float, h16: float) -> dict[str, float]:
+    return {
+        f"quantize {title}{label}": goal
+        for title in SMALLER
+        for label, goal in (("", plain), (" SR", sr), (" H16", h16))
+    }
+
+
 COPY_RATIO = {
     "quantize float32": 1.2,
     "quantize H16": 0.9,
@@ -14,7 +26,7 @@ COPY_RATIO = {
     "dequantize float32": 1.5,
     "quantize MXFP8 E4M3": 1.0,
     "quantize MXFP8 E5M2": 1.0,
-}
+} | _of_smaller(0.9, 0.5, 0.7)
 """As a multiple of the speed of `np.copyto`."""
 
 AVX2_COPY_RATIO = {
@@ -22,7 +34,7 @@ AVX2_COPY_RATIO = {
     "quantize H16": 0.4,
     "quantize SR": 0.25,
     "dequantize float32": 1.2,
-}
+} | _of_smaller(0.5, 0.25, 0.35)
 """The same for vectors of 256 bits."""
 
 MM_RATIO = {"scaled_gemm ordered": 1.5}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import mxref
 from bench.timing import Timing, in_turns
 from mxref import Backend, MXArray, OperandSpec, Stream
-from mxref.formats import MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
+from mxref.formats import MXFP4, MXFP6_E2M3, MXFP6_E3M2, MXFP8_E4M3, MXFP8_E5M2, NVFP4, BlockFormat
 from mxref.placement import Placement
 from mxref.steps.scale import EXPONENT_RULES
 
@@ -63,8 +63,27 @@ def _quantize(label: str, spec: OperandSpec, dtype: str = "float32", axis: int =
     )
 
 
-def _eight_bits(label: str, made: BlockFormat, **treatment: Any) -> Operation:
-    return _quantize(label, OperandSpec(format=made, **treatment))
+def _in(made: BlockFormat) -> Iterator[Operation]:
+    """Yield the rows of a format that every kernel of its kind has."""
+    for label, treatment in (("", {}), (" SR", {"rounding": "sr"}), (" H16", {"hadamard": 16})):
+        yield _quantize(f"quantize {made.title}{label}", OperandSpec(format=made, **treatment))  # type: ignore[arg-type]
+    plain = OperandSpec(format=made)
+    yield _values(
+        f"dequantize {made.title} float32", lambda b, _, q: b.dequantize(q), "float32", "result", plain
+    )
+
+
+def _with_amax(label: str, spec: OperandSpec) -> Operation:
+    """Return a quantization that is given the largest magnitude of the tensor, and need not look for it."""
+
+    def run(b: Backend, x: Matrix, q: MXArray) -> MXArray:
+        return b.quantize(x, spec, placement=Placement(_stream(spec), amax=_LARGEST[id(x)]))
+
+    return replace(_quantize(label, spec), run=run)
+
+
+_LARGEST: dict[int, Matrix] = {}
+"""The largest magnitude of a matrix that is being measured, float32 [1], by its identity."""
 
 
 def _dual(label: str, specs: tuple[OperandSpec, OperandSpec]) -> Operation:
@@ -83,7 +102,7 @@ def _values(
     spec: OperandSpec = PLAIN,
 ) -> Operation:
     def check(values: Matrix, x: Matrix, slab: slice) -> tuple[Any, Any]:
-        expected = REFERENCE.fake_quantize(x[slab], spec, dtype=dtype)
+        expected = REFERENCE.fake_quantize(x[slab], spec, dtype=dtype, placement=_place(x, spec, 1, slab))
         return _bits(values[slab]), _bits(expected)
 
     return Operation(label, run, check, copied=copied, reads=spec.format)
@@ -110,18 +129,21 @@ OPERATIONS = (
     _values("dequantize float32", lambda b, _, q: b.dequantize(q), "float32", "result"),
     _values("dequantize bfloat16", lambda b, _, q: b.dequantize(q, "bfloat16"), "bfloat16", "result"),
     Operation("hadamard 16", lambda b, x, _: b.hadamard(x, 16), _check_hadamard),
-    _eight_bits("quantize MXFP8 E4M3", MXFP8_E4M3),
-    _eight_bits("quantize MXFP8 E5M2", MXFP8_E5M2),
+    *_in(MXFP8_E4M3),
+    _quantize("quantize MXFP8 E5M2", OperandSpec(format=MXFP8_E5M2)),
     _quantize("quantize MXFP8 E4M3 bfloat16", E4M3_PLAIN, "bfloat16"),
-    _eight_bits("quantize MXFP8 E4M3 H16", MXFP8_E4M3, hadamard=16),
-    _eight_bits("quantize MXFP8 E4M3 SR", MXFP8_E4M3, rounding="sr"),
     _quantize("quantize MXFP8 E4M3 axis 0", E4M3_PLAIN, axis=0),
     _dual("quantize_dual MXFP8 E4M3, twice", (E4M3_PLAIN, E4M3_PLAIN)),
-    _values("dequantize MXFP8 E4M3 float32", lambda b, _, q: b.dequantize(q), "float32", "result", E4M3_PLAIN),
     _values(
         "dequantize MXFP8 E4M3 bfloat16", lambda b, _, q: b.dequantize(q, "bfloat16"), "bfloat16", "result",
         E4M3_PLAIN,
     ),
+    *_in(MXFP6_E2M3),
+    *_in(MXFP6_E3M2),
+    *_in(NVFP4),
+    _with_amax("quantize NVFP4, amax given", OperandSpec(format=NVFP4)),
+    _with_amax("quantize NVFP4 SR, amax given", OperandSpec(format=NVFP4, rounding="sr")),  # type: ignore[arg-type]
+    _quantize("quantize NVFP4 axis 0", OperandSpec(format=NVFP4), axis=0),
 )  # fmt: skip
 
 
@@ -138,6 +160,7 @@ def measure(backend: Backend, size: int, seconds: float, threads: int) -> Iterat
         BitsDiffer: a result that is not the reference's.
     """
     matrices = inputs(size)
+    _LARGEST.update({id(x): np.array([np.abs(x.astype(np.float32)).max()]) for x in matrices.values()})
     stored = {
         made: backend.quantize(matrices["float32"], OperandSpec(format=made))
         for made in {operation.reads for operation in OPERATIONS}
@@ -204,12 +227,17 @@ def _parts(q: MXArray, slab: slice) -> tuple[Matrix, Matrix]:
 
 def _expected(x: Matrix, spec: OperandSpec, axis: int, slab: slice) -> tuple[Matrix, Matrix]:
     """Return the reference's codes and scales of a slab of rows (columns, along axis 0) in its place."""
-    origin = (slab.start, 0) if axis == 1 else (0, slab.start)
     part = x[slab] if axis == 1 else x[:, slab]
-    q = REFERENCE.quantize(
-        part, spec, axis=axis, placement=Placement(_stream(spec), origin=origin, global_shape=x.shape)
-    )
+    q = REFERENCE.quantize(part, spec, axis=axis, placement=_place(x, spec, axis, slab))
     return q.codes, q.scales
+
+
+def _place(x: Matrix, spec: OperandSpec, axis: int, slab: slice) -> Placement:
+    """Return the place of a slab, with the largest magnitude of the whole where the format asks for it."""
+    assert isinstance(spec.format, BlockFormat)
+    amax = REFERENCE.plan(x, spec, axis=axis, placement=Placement(_stream(spec))).tensor_amax
+    origin = (slab.start, 0) if axis == 1 else (0, slab.start)
+    return Placement(_stream(spec), origin=origin, global_shape=x.shape, amax=amax)
 
 
 def _stream(spec: OperandSpec) -> Stream | None:

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.goals import AVX2_MM_RATIO, FIRST_CALL_MS, GOALS, TWO_THREADS, path_of
+from bench.goals import AVX2_MM_RATIO, FIRST_CALL_MS, GOALS, SMALLER, TWO_THREADS, path_of
 from bench.records import RECORDS, newest, read
 from rst_table import csv_table
 
@@ -23,7 +23,9 @@ MAIN_SIZE = 4096
 SHOWN = (
     "quantize float32", "quantize bfloat16", "quantize H16", "quantize SR", "quantize axis 0", "quantize 32x32",
     "quantize_dual, twice", "quantize_dual H16, twice", "dequantize float32", "hadamard 16", "quantize MXFP8 E4M3",
-    "quantize MXFP8 E5M2",
+    "quantize MXFP8 E5M2", *(f"quantize {title}{label}" for title in SMALLER for label in ("", " SR", " H16")),
+    *(f"dequantize {title} float32" for title in SMALLER), "quantize NVFP4, amax given",
+    "quantize NVFP4 SR, amax given",
 )  # fmt: skip
 """The operations of the page's table; the plot and the record have all."""
 PRODUCT_SIZE = 2048

@@ -36,7 +36,7 @@ from mxref_numba.kernels import (
     unsigned_numbers_at,
     words_at,
 )
-from mxref_numba.quantize_job import CONSTANT, EVEN, WIDTH, Job, Result
+from mxref_numba.quantize_job import CONSTANT, EVEN, WIDTH, Job, Result, amax_jobs
 from mxref_numba.scalar.panels import HEIGHT, PANEL_BYTES, load_panel, panel_count, transform_row
 from mxref_numba.scale import INFINITY, code_of_amax, inverse_scale
 from mxref_numba.threads import run
@@ -244,6 +244,29 @@ def _encode_quotients(row, bits, start, k, divisor, job, random, grid, codes):
 # ---- the pass ----
 
 
+@kernel
+def _pack(codes, width, bits, packed):
+    """Store codes without gaps."""
+    one, two, three, four = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
+    if bits == 8:
+        for i in range(np.uint64(width)):
+            packed[i] = codes[i]
+    elif bits == 4:
+        for i in range(np.uint64(width // 2)):
+            packed[i] = np.uint8(codes[two * i] | np.uint8(codes[two * i + one] << np.uint8(4)))
+    else:  # four codes of 6 bits in three bytes
+        for i in range(np.uint64(width // 4)):
+            a, b, c, d = (
+                codes[four * i],
+                codes[four * i + one],
+                codes[four * i + two],
+                codes[four * i + three],
+            )
+            packed[three * i] = np.uint8(a | np.uint8(b << np.uint8(6)))
+            packed[three * i + one] = np.uint8(np.uint8(b >> np.uint8(2)) | np.uint8(c << np.uint8(4)))
+            packed[three * i + two] = np.uint8(np.uint8(c >> np.uint8(4)) | np.uint8(d << np.uint8(2)))
+
+
 @kernel(inline="always")  # a call would pass every field of the job, for each row
 def _encode_row(row, bits, width, amax, job, grid, random, codes, packed, scales):
     k = job.k
@@ -268,13 +291,7 @@ def _encode_row(row, bits, width, amax, job, grid, random, codes, packed, scales
             _encode_even(row, bits, b * k, k, factor, job, grid, codes)
         else:
             _encode_by(row, bits, b * k, k, factor, job, random, grid, codes)
-    if job.bits == 8:
-        for i in range(np.uint64(width)):
-            packed[i] = codes[i]
-        return
-    two, one = np.uint64(2), np.uint64(1)
-    for i in range(np.uint64(width // 2)):
-        packed[i] = np.uint8(codes[two * i] | np.uint8(codes[two * i + one] << np.uint8(4)))
+    _pack(codes, width, job.bits, packed)
 
 
 @Native
@@ -324,3 +341,35 @@ def quantize_planned(x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8
     for job in result.jobs(x):
         run(_encode_panels, job, panel_count(job.rows, job.length), job.rows * job.length, room=_SCRATCH)
     return result.arrays()
+
+
+@Native
+def _amax_panels(address, begin, end, room):
+    job = fields_at(address, Job)
+    rows, length, (n, signs_at, norm) = job.rows, job.length, job.transform
+    signs, found = carray(floats_at(signs_at), (WIDTH,)), carray(words_at(job.scales), (end,))
+    panel, bits = carray(floats_at(room), (HEIGHT, WIDTH)), carray(words_at(room), (HEIGHT, WIDTH))
+    across = -(-length // WIDTH)
+    for task in range(begin, end):
+        row, column = task // across * HEIGHT, task % across * WIDTH
+        height, width = min(HEIGHT, rows - row), min(WIDTH, length - column)
+        load_panel(job.layout, row, column, height, width, carray(unsigned_at(room), (HEIGHT, WIDTH)))
+        top = np.int32(0)
+        for r in range(height):
+            if n > 1:
+                transform_row(panel[r], width, n, signs, norm)
+            for c in range(np.uint64(width)):
+                magnitude = np.int32(bits[r, c] & _MAGNITUDE)
+                top = max(top, magnitude if magnitude < INFINITY else np.int32(0))
+        found[task] = top
+
+
+def finite_amax(x: NDArray[Any], plan: QuantPlan) -> np.float32:
+    """Return the largest finite magnitude of an input after its transform."""
+    found = np.zeros(panel_count(plan.rows, plan.length), np.int32)
+    top = np.int32(0)
+    for job in amax_jobs(x, plan, found):
+        tasks = panel_count(job.rows, job.length)
+        run(_amax_panels, job, tasks, job.rows * job.length, room=PANEL_BYTES)
+        top = max(top, found[:tasks].max(initial=0))
+    return np.float32(top.view(np.float32))

@@ -19,20 +19,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from llvmlite import ir
 
+from mxref.formats import E2M1
 from mxref_numba.grids import FRACTION_BITS, Grid
 from mxref_numba.kernels import FIELD
-from mxref_numba.lanes import F32, I16, I32, I64, Lanes, broadcast, constant, splat
+from mxref_numba.lanes import F32, F64, I16, I32, I64, Lanes, broadcast, constant, splat
 from mxref_numba.vector.target import lanes_of
 
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _ROUNDS = 10
 _LOW = 0xFFFFFFFF
 
-TOP_VALUE = 6.0
+TOP_VALUE = E2M1.max_value
 """The largest value of E2M1."""
 # Between 2^22 and 2^23 the last bit of a float32 is worth a half, above 2^23 one.
 _BELOW_TWO = 2.0**23 - 2
@@ -43,26 +45,28 @@ _EXPONENT_FIELD = 0x7F800000
 # ---- the largest magnitude ----
 
 
-def largest(halves: Sequence[Lanes]) -> Lanes:
-    """Return the largest magnitude bits of a step's blocks, one block per group of four lanes.
+def largest(halves: Sequence[Lanes], k: int) -> Lanes:
+    """Return the largest magnitude bits of a step's blocks, one block per group of k / 8 lanes.
 
     Args:
-        halves: eight vectors; a block's 32 magnitudes are neighbours.
+        halves: eight vectors; a block's k magnitudes are neighbours.
+        k: block length.
     """
-    lanes, tops = halves[0].count, list(halves)
-    while len(tops) > lanes // 4:  # two neighbours are of one block
+    lanes, tops, each = halves[0].count, list(halves), k // len(halves)
+    while len(tops) > lanes // each:  # two neighbours are of one block
         tops = _pairs_of(tops, lambda a, b: a.call("umax", b))
     distance = lanes // 2
     while (
-        distance >= 4
+        distance >= each
     ):  # two neighbours are of two blocks, or of two halves: each keeps its lanes side by side
         low = [2 * distance * group + lane for group in range(lanes // distance) for lane in range(distance)]
         high = [lane + distance for lane in low]
         tops = _pairs_of(tops, partial(_larger_of, low, high))
         distance //= 2
     (top,) = tops
-    for distance in (2, 1):
+    while distance:
         top = top.call("umax", top.pick([lane ^ distance for lane in range(lanes)]))
+        distance //= 2
     return top
 
 
@@ -136,9 +140,16 @@ def round_even(v: Lanes) -> Lanes:
     return fine.call("umin", coarse)
 
 
+LINE_UNIT = 2.0 ** (FRACTION_BITS - E2M1.unit_exponent)
+
+
 def round_by(v: Lanes, random: Lanes) -> Lanes:
     """Return codes of v in [0, 6]: rounded up if the fraction, in units of 2^-22, plus `random` carries."""
-    line = (v * 2.0 ** (FRACTION_BITS + 1)).convert("fptosi", I32)
+    return round_line((v * LINE_UNIT).convert("fptosi", I32), random)
+
+
+def round_line(line: Lanes, random: Lanes) -> Lanes:
+    """Do the same with v times `LINE_UNIT`, rounded down: int32."""
     second = (line >> 1) + (2 << FRACTION_BITS)
     third = (line >> 2) + (4 << FRACTION_BITS)
     position = line.call("umin", second.call("umin", third)) + random
@@ -174,3 +185,63 @@ class GridLanes:
         low = bits.call("umin", smallest).cast(F32) * self._of("line_unit").cast(F32)
         above = (bits.call("umax", smallest) - smallest) << self._of("position_shift")
         return (low.convert("fptosi", I32) + above + random) >> FRACTION_BITS
+
+
+# ---- rounding of quotients, by divisors of at most 28 bits ----
+
+_ABOVE = 1 + 2.0**-40
+"""By which a midpoint is multiplied that rounds down: times a divisor, it stays below the next float32."""
+_STARTS = [
+    (low + high) / 2 * (_ABOVE if code % 2 else 1)
+    for code, (low, high) in enumerate(pairwise(E2M1.magnitudes), 1)
+]
+"""From which magnitude on RNE gives the codes 1 to 7 of E2M1."""
+_BEYOND = 1 + 2.0**-49
+"""Lifts a quotient over an integer that it is: no other one is so near, in 2^16 steps of a gap."""
+
+
+def thresholds(builder: ir.IRBuilder, divisor: Any) -> Lanes:
+    """Return the magnitudes from which on RNE of a quotient gives each code of E2M1, float32, in each eight lanes.
+
+    Args:
+        builder: where the code goes.
+        divisor: address of a float64.
+    """
+    starts = constant(builder, F64, [0.0, *_STARTS])
+    real = broadcast(builder, F64, starts.count, divisor) * starts
+    near = real.convert("fptrunc", F32)
+    up = near.convert("fpext", F64).ordered("<", real).convert("zext", I32)
+    return (near.cast(I32) + up).cast(F32).pick([*range(starts.count)] * (lanes_of(builder) // starts.count))
+
+
+def round_between(x: Lanes, starts: Lanes) -> Lanes:
+    """Return the codes of magnitudes, float32, given their `thresholds`: by halving, as there are eight codes."""
+
+    def moved(code: Lanes, yes: int, no: int) -> Lanes:
+        reached = x.ordered(">=", starts.at(code))
+        return code + reached.choose(yes, constant(x.builder, I32, [no] * x.count))
+
+    first = x.ordered(">=", starts.pick([4] * x.count))
+    return moved(moved(first.choose(6, constant(x.builder, I32, [2] * x.count)), 1, -1), 0, -1)
+
+
+def inverse_lines(divisor: Lanes) -> Lanes:
+    """Return by what `line` multiplies in place of a division, if 16 bits of a fraction are enough."""
+    return constant(divisor.builder, F64, [LINE_UNIT * _BEYOND] * divisor.count) / divisor
+
+
+def line(x: Lanes, factor: Lanes, *, divides: bool) -> Lanes:
+    """Return quotients times `LINE_UNIT`, rounded down, at most the largest code: int32.
+
+    Args:
+        x: magnitudes, float32.
+        factor: the divisor, or its `inverse_lines`, float64, half as many lanes.
+        divides: whether it is the divisor.
+    """
+    parts = []
+    for half in range(0, x.count, factor.count):
+        part = x.pick(range(half, half + factor.count)).convert("fpext", F64)
+        v = part / factor * LINE_UNIT if divides else part * factor
+        top = constant(x.builder, F64, [TOP_VALUE * LINE_UNIT] * factor.count)
+        parts.append(v.ordered("<", top).choose(v, top).convert("fptosi", I32))
+    return parts[0].pick(range(x.count), parts[1])

@@ -21,6 +21,7 @@ from llvmlite import ir
 from numba import carray  # type: ignore[attr-defined]
 from numba.core import types
 
+from mxref.formats import MXFP4
 from mxref_numba.kernels import fields_at, numbers_at, words_at
 from mxref_numba.lanes import (
     F32,
@@ -43,7 +44,7 @@ from mxref_numba.vector.flows import COLUMN_LINES, VectorJob
 from mxref_numba.vector.staging import VectorLoad, bfloat16, butterflies, float32, transposed
 from mxref_numba.vector.target import VectorNative, lanes_of, step_length
 
-_BLOCK = 32
+_BLOCK = MXFP4.k
 _GROUP = 16
 """Lines that are staged together: those of a transform."""
 _CODES = 8

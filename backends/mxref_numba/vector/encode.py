@@ -1,12 +1,13 @@
 """The inner step of quantization: eight vectors of consecutive elements to their scale codes and element codes.
 
-Codes have four bits (E2M1), or take a byte each, the sign on top. For the second kind the element format is a `Grid`,
-which each step reads from the first-level cache: all formats but E2M1 share this code, which waits for memory anyway.
-Codes of fewer than eight bits are packed afterwards (`held_codes.py`).
+There are three kinds of blocks. E2M1 under powers of two is rounded by arithmetic of its own. For other elements under
+powers of two the format is a `Grid`, which each step reads from the first-level cache: those with as many bits share a
+kernel, which waits for memory anyway. E2M1 under scales with a mantissa takes real quotients: RNE compares magnitudes
+with the thresholds that a block's scale gives to the codes, and the other roundings find the position on the grid in
+float64.
 
-With 512 bits these are 128 elements, four blocks; with 256 bits 64, and with 128 bits 32. As many blocks go together
-because then every part fits one vector: their amax and scales (four lanes each, which is also where their 16 bytes
-end up), and their packed codes.
+With 512 bits a step has 128 elements, with 256 bits 64. As many go together because then every part fits one vector:
+amax and scales of blocks (k / 8 lanes each, which is also where their k / 2 bytes end up), and packed codes.
 
 A step has two halves, *scales* and *codes*, and scales run one step ahead. Alone, each half would stall: the first on a
 chain of shuffles, the second on a chain of roundings. Interleaved, they keep the CPU busy, but elements are read twice,
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from llvmlite import ir
@@ -28,9 +30,13 @@ from numba import carray  # type: ignore[attr-defined]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from mxref.capabilities import scaled_by_powers
+from mxref.formats import BLOCK_FORMATS, E2M1, MXFP4, NVFP4, BlockFormat
+from mxref.steps.scale import MANTISSA_BITS
 from mxref_numba.kernels import fields_at, kernel, numbers_at
 from mxref_numba.lanes import (
     F32,
+    F64,
     I8,
     I16,
     I32,
@@ -40,19 +46,25 @@ from mxref_numba.lanes import (
     broadcast,
     constant,
     load,
+    named,
     prefetch,
     splat,
     vector_code,
 )
 from mxref_numba.quantize_job import CONSTANT, EVEN, RANDOM_16, RANDOM_32
-from mxref_numba.scale import scale_codes, store_codes
+from mxref_numba.scale import INFINITY, quotient_scales, scale_codes, store_codes
 from mxref_numba.vector.block_lanes import (
     TOP_VALUE,
     GridLanes,
+    inverse_lines,
     largest,
+    line,
     random_vectors,
+    round_between,
     round_by,
     round_even,
+    round_line,
+    thresholds,
 )
 from mxref_numba.vector.flows import VectorJob, asked_ahead
 from mxref_numba.vector.target import VectorNative, lanes_of, step_length, target_of
@@ -61,8 +73,6 @@ LONGEST_STEP = 128
 """Elements of the longest step."""
 
 _VECTORS = range(8)
-_SIGN = 0x80
-"""The sign of a code of a byte. The same constant selects all other bits: with a second one a step takes 3 % longer."""
 _LONGEST_HALF = 128
 """Bytes between the halves of the longest step: its factors, and all ones in the lanes of finite blocks."""
 
@@ -129,36 +139,80 @@ def _low_bytes_alternating(vectors: list[Lanes]) -> list[Lanes]:
     return _joined(vectors, lambda size: [byte for i in range(0, size, 4) for byte in (i, size + i)])
 
 
+def _bfloat16_in_order(builder: ir.IRBuilder, source: Any) -> list[Lanes]:
+    lanes = lanes_of(builder)
+    halves = (load(builder, I16, lanes, source, 2 * lanes * j) for j in _VECTORS)
+    return [half.convert("zext", I32) << 16 for half in halves]
+
+
 FLOAT32 = ElementType(_float32_bits, _pack_consecutive, _low_bytes_consecutive, 4)
 BFLOAT16 = ElementType(_bfloat16_bits, _pack_alternating, _low_bytes_alternating, 2)
+BFLOAT16_IN_ORDER = ElementType(_bfloat16_in_order, _pack_consecutive, _low_bytes_consecutive, 2)
+"""For blocks that are shorter than two vectors: those of even elements and of odd ones would share a block's vector."""
 
-_POLICY = (types.int32, types.int32, types.float32, types.int32)
+_POLICY = (types.int32, types.int32, types.float32, types.int32, types.float32)
 
 
-def _scales(kind: ElementType, bits: int) -> Any:
-    """Return code for the first half. It takes the addresses of source, amax floor (a vector of int32), scale codes,
-    and a half; and the distance in bytes at which it prefetches elements.
+def _amax(builder: ir.IRBuilder, kind: ElementType, k: int, source: Any, floor: Any, ahead: Any) -> Lanes:
+    """Return the largest magnitude bits of a step's blocks, in k / 8 lanes each, and prefetch elements."""
+    asked = builder.add(source, ahead)
+    # Under SR, reads are too slow for the CPU's own prefetcher.
+    for cache_line in range(0, kind.size * target_of(builder).step, 64):
+        prefetch(builder, builder.add(asked, ir.Constant(I64, cache_line)))
+    amax = largest([x & MAGNITUDE for x in kind.bits(builder, source)], k)
+    return amax.call("umax", load(builder, I32, amax.count, floor))
+
+
+def _store_half(half: Any, factors: Lanes, finite: Lanes) -> None:
+    builder, lanes = finite.builder, finite.count
+    factors.store(half)
+    ones = finite.choose(constant(builder, I32, [-1] * lanes), constant(builder, I32, [0] * lanes))
+    ones.store(builder.add(half, ir.Constant(I64, 4 * lanes)))
+
+
+def _power_scales(k: int, *, to_the_end: bool) -> Callable[[ElementType, int], Any]:
+    """Return what makes code for the first half, given the type of elements and the rounding.
+
+    The code takes the addresses of source, amax floor (a vector of int32), scale codes, and a half; and the distance in
+    bytes at which it prefetches elements.
     """
 
-    @vector_code(*(types.int64,) * 5, *_POLICY)
-    def scales(builder, source, floor, codes, half, ahead, round_up, zero_scale, prescale, max_exponent):
-        asked = builder.add(source, ahead)
-        target = target_of(builder)
-        lanes = target.lanes
-        for line in range(
-            0, kind.size * target.step, 64
-        ):  # under SR, reads are too slow for the CPU's own prefetcher
-            prefetch(builder, builder.add(asked, ir.Constant(I64, line)))
-        magnitudes = [x & MAGNITUDE for x in kind.bits(builder, source)]
-        amax = largest(magnitudes).call("umax", load(builder, I32, lanes, floor))
-        stored, inverse, finite = scale_codes(amax, round_up, zero_scale, max_exponent, to_the_end=bits == 8)
-        store_codes(stored, codes)
-        # The prescale times 2^-e is exact, so that one rounding gives fl32(prescale * (|x| * 2^-e)).
-        (inverse * splat(builder, prescale, lanes)).store(half)
-        ones = finite.choose(constant(builder, I32, [-1] * lanes), constant(builder, I32, [0] * lanes))
-        ones.store(builder.add(half, ir.Constant(I64, 4 * lanes)))
+    def of(kind: ElementType, rounding: int) -> Any:
+        @vector_code(*(types.int64,) * 5, *_POLICY)
+        def scales(
+            builder, source, floor, codes, half, ahead, round_up, zero_scale, prescale, max_exponent, _
+        ):
+            amax = _amax(builder, kind, k, source, floor, ahead)
+            stored, inverse, finite = scale_codes(
+                amax, round_up, zero_scale, max_exponent, to_the_end=to_the_end
+            )
+            store_codes(stored, codes, k)
+            # The prescale times 2^-e is exact, so that one rounding gives fl32(prescale * (|x| * 2^-e)).
+            _store_half(half, inverse * splat(builder, prescale, amax.count), finite)
 
-    return scales
+        return scales
+
+    return of
+
+
+def _mantissa_scales(made: BlockFormat) -> Callable[[ElementType, int], Any]:
+    """Return the same for scales with a mantissa."""
+
+    def of(kind: ElementType, rounding: int) -> Any:
+        @vector_code(*(types.int64,) * 5, *_POLICY)
+        def scales(builder, source, floor, codes, half, ahead, _, zero_scale, __, ___, tensor):
+            amax = _amax(builder, kind, made.k, source, floor, ahead)
+            of_blocks = amax.pick(range(0, amax.count, made.k // 8))
+            code, divisor = quotient_scales(of_blocks, made, tensor)
+            code = of_blocks.compare("==", 0).choose(splat(builder, zero_scale, code.count), code)
+            nan = constant(builder, I32, [made.scale.nan_code] * code.count)
+            of_blocks.compare("<", int(INFINITY)).choose(code, nan).convert("trunc", I8).store(codes)
+            factor = inverse_lines(divisor) if rounding in (CONSTANT, RANDOM_16) else divisor
+            _store_half(half, factor, amax.compare("<", int(INFINITY)))
+
+        return scales
+
+    return of
 
 
 _CODES = (*(types.int64,) * 6, types.int32)
@@ -222,24 +276,77 @@ def _codes(kind: ElementType, rounding: int) -> Any:
     return codes
 
 
-def _byte_codes(kind: ElementType, rounding: int) -> Any:
-    """Return code for the second half to bytes, which stores two vectors."""
+def _packed(codes: Lanes, bits: int) -> Lanes:
+    """Return codes of `bits` bits, a byte each, without the gaps: bytes."""
+    if bits == 8:
+        return codes
+    pairs = codes.pairs_summed((1, 1 << bits))
+    if bits == 4:
+        return pairs.convert("trunc", I8)
+    words = pairs.cast(I32)
+    fours = (words & 0xFFF) | ((words >> 4) & 0xFFF000)
+    return fours.cast(I8).pick([byte for byte in range(4 * fours.count) if byte % 4 < 3])
 
-    @vector_code(*_CODES)
-    def codes(builder, source, half, packed, element, group, key, integer):
-        grid, finite = GridLanes(builder, element), _load_finite(builder, half)
-        bits, scaled = _load_scaled(builder, kind, source, half, grid.top)
-        rounded = _roundings(grid.round_even, grid.round_by)[rounding]
-        magnitudes = rounded(builder, scaled, group, key, integer)
-        signed = [((b >> 24) & _SIGN) | (code & ~_SIGN) for b, code in zip(bits, magnitudes, strict=True)]
-        for i, bytes_ in enumerate(kind.pack_bytes(signed)):
-            words = bytes_.cast(I32)
-            blocks = [(words.count * i + word) // 8 for word in range(words.count)]
-            (words & finite.pick([4 * block for block in blocks])).store(
-                builder.add(packed, ir.Constant(I64, bytes_.count * i))
-            )
 
-    return codes
+def _grid_codes(k: int, bits: int) -> Callable[[ElementType, int], Any]:
+    """Return what makes code for the second half to codes of the formats with so many bits."""
+    sign = 1 << bits - 1
+    # One constant for both parts: with a second one a step takes 3 % longer.
+    rest = ~sign if bits == 8 else sign - 1
+
+    def of(kind: ElementType, rounding: int) -> Any:
+        @vector_code(*_CODES)
+        def codes(builder, source, half, packed, element, group, key, integer):
+            grid, finite = GridLanes(builder, element), _load_finite(builder, half)
+            elements, scaled = _load_scaled(builder, kind, source, half, grid.top)
+            rounded = _roundings(grid.round_even, grid.round_by)[rounding]
+            magnitudes = rounded(builder, scaled, group, key, integer)
+            signed = [
+                ((x >> 32 - bits) & sign) | (code & rest)
+                for x, code in zip(elements, magnitudes, strict=True)
+            ]
+            for i, bytes_ in enumerate(kind.pack_bytes(signed)):
+                words = bytes_.cast(I32)
+                blocks = [4 * (words.count * i + word) // k for word in range(words.count)]
+                stored = words & finite.pick([k // 8 * block for block in blocks])
+                place = ir.Constant(I64, bytes_.count * bits // 8 * i)
+                _packed(stored.cast(I8), bits).store(builder.add(packed, place))
+
+        return codes
+
+    return of
+
+
+_OF_LINES = _roundings(lambda code: code, round_line)
+
+
+def _quotient_codes(k: int) -> Callable[[ElementType, int], Any]:
+    """Return what makes code for the second half to E2M1 under scales with a mantissa, which stores a vector."""
+
+    def of(kind: ElementType, rounding: int) -> Any:
+        @vector_code(*_CODES)
+        def codes(builder, source, half, packed, _, group, key, integer):
+            bits, lanes = kind.bits(builder, source), lanes_of(builder)
+            factors = [builder.add(half, ir.Constant(I64, 8 * block)) for block in range(8 * lanes // k)]
+            if rounding == EVEN:
+                starts = [thresholds(builder, factor) for factor in factors]
+                found = [
+                    round_between((x & MAGNITUDE).cast(F32), starts[j * lanes // k])
+                    for j, x in enumerate(bits)
+                ]
+            else:
+                by = [broadcast(builder, F64, lanes // 2, factor) for factor in factors]
+                found = [
+                    line((x & MAGNITUDE).cast(F32), by[j * lanes // k], divides=rounding == RANDOM_32)
+                    for j, x in enumerate(bits)
+                ]
+            magnitudes = _OF_LINES[rounding](builder, found, group, key, integer)
+            nibbles = [code | ((x >> 28) & ~7) for x, code in zip(bits, magnitudes, strict=True)]
+            (kind.pack(nibbles).cast(I32) & _load_finite(builder, half)).store(packed)
+
+        return codes
+
+    return of
 
 
 def _on_stack(typingctx):
@@ -256,23 +363,23 @@ def _on_stack(typingctx):
 _halves: Any = intrinsic(_on_stack)
 
 
-def _encoder(item: int, per_group: int, scales: Any, codes: Any, bits: int) -> Any:
+def _encoder(item: int, per_group: int, scales: Any, codes: Any, bits: int, k: int) -> Any:
     """Return a kernel that encodes the steps of a row, at least one, to codes of `bits` bits."""
 
     @kernel(inline="always")
     def encode(source, steps, ahead, floor, floor_step, packed, stored, group, job, room):
-        (round_up, zero_scale, top), prescale = job.scale, job.prescale
+        (round_up, zero_scale, top), prescale, tensor = job.scale, job.prescale, job.quotient.tensor
         grid, key, integer = job.grid, job.key, job.integer
         step = step_length()
-        size, width, blocks, groups = item * step, step * bits // 8, step // 32, step // per_group
+        size, width, blocks, groups = item * step, step * bits // 8, step // k, step // per_group
         half = step  # bytes of two vectors
-        scales(source, floor, stored, room, ahead, round_up, zero_scale, prescale, top)
+        scales(source, floor, stored, room, ahead, round_up, zero_scale, prescale, top, tensor)
         # The last round repeats the scales of the last step, because a second copy of that half would compile slowly.
         for i in range(1, steps + 1):
             following, last = min(i, steps - 1), i - 1
             scales(
                 source + size * following, floor + floor_step * following, stored + blocks * following,
-                room + half * (i & 1), ahead, round_up, zero_scale, prescale, top,
+                room + half * (i & 1), ahead, round_up, zero_scale, prescale, top, tensor,
             )  # fmt: skip
             codes(
                 source + size * last, room + half * (last & 1), packed + width * last, grid,
@@ -282,23 +389,29 @@ def _encoder(item: int, per_group: int, scales: Any, codes: Any, bits: int) -> A
     return encode
 
 
-@vector_code(types.int64, types.int64)
-def _raise_amax(builder, source, floor):
-    top = largest([x & MAGNITUDE for x in FLOAT32.bits(builder, source)])
-    top.call("umax", load(builder, I32, top.count, floor)).store(floor)
+@dataclass(frozen=True)
+class Kind:
+    """The code for a kind of blocks."""
+
+    k: int
+    bits: int
+    scales: Callable[[ElementType, int], Any]
+    """Gives the first half, of a type of elements and a rounding."""
+    codes: Callable[[ElementType, int], Any]
+    """Gives the second half likewise."""
+    bfloat16: ElementType = BFLOAT16
 
 
-def _rows_encoder(codes: Callable[..., Any], bits: int) -> Any:
-    """Return a kernel with the arguments of `encode_rows`, to codes of so many bits.
+def _rows_encoder(kind: Kind) -> Any:
+    """Return a kernel with the arguments of `encode_rows`."""
+    k, bits = kind.k, kind.bits
 
-    `codes` gives the second half from a source and a rounding.
-    """
-    scales = _scales(FLOAT32, bits)
-    even_bfloat16 = _encoder(2, 1, _scales(BFLOAT16, bits), codes(BFLOAT16, EVEN), bits)
-    even, by_constant, random_16, random_32 = (
-        _encoder(4, per_group, scales, codes(FLOAT32, rounding), bits)
-        for rounding, per_group in ((EVEN, 1), (CONSTANT, 1), (RANDOM_16, 8), (RANDOM_32, 4))
-    )
+    def of(source: ElementType, rounding: int, per_group: int = 1) -> Any:
+        scales, codes = kind.scales(source, rounding), kind.codes(source, rounding)
+        return _encoder(source.size, per_group, scales, codes, bits, k)
+
+    even_bfloat16, even, by_constant = of(kind.bfloat16, EVEN), of(FLOAT32, EVEN), of(FLOAT32, CONSTANT)
+    random_16, random_32 = of(FLOAT32, RANDOM_16, 8), of(FLOAT32, RANDOM_32, 4)
 
     @kernel(inline="always")
     def encode(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, address):
@@ -306,7 +419,7 @@ def _rows_encoder(codes: Callable[..., Any], bits: int) -> Any:
         ahead = asked_ahead(steps * step_length() * (2 if half else 4), source_step)
         for r in range(rows if steps else 0):
             x, g = source + source_step * r, group + job.row_groups * r
-            p, s = packed + job.length * bits // 8 * r, scales + job.length // 32 * r
+            p, s = packed + job.length * bits // 8 * r, scales + job.length // k * r
             if job.rounding == EVEN and half:
                 even_bfloat16(x, steps, ahead, floor, floor_step, p, s, g, job, room)
             elif job.rounding == EVEN:
@@ -321,7 +434,17 @@ def _rows_encoder(codes: Callable[..., Any], bits: int) -> Any:
     return encode
 
 
-_encode, _encode_bytes = _rows_encoder(_codes, 4), _rows_encoder(_byte_codes, 8)
+_K = MXFP4.k
+"""Of all blocks under powers of two."""
+_GRID_SCALES = _power_scales(_K, to_the_end=True)
+
+_encode = _rows_encoder(Kind(_K, E2M1.bits, _power_scales(_K, to_the_end=False), _codes))
+_encode_8, _encode_6, _encode_4 = (
+    _rows_encoder(Kind(_K, bits, _GRID_SCALES, _grid_codes(_K, bits))) for bits in (8, 6, 4)
+)
+_encode_quotients = _rows_encoder(
+    Kind(NVFP4.k, E2M1.bits, _mantissa_scales(NVFP4), _quotient_codes(NVFP4.k), BFLOAT16_IN_ORDER)
+)
 
 
 @VectorNative
@@ -336,16 +459,113 @@ def encode_rows(source, source_step, half, rows, steps, floor, floor_step, packe
 
 
 @VectorNative
-def encode_byte_rows(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, job):
-    """Do what `encode_rows` does, to codes of a byte each."""
-    _encode_bytes(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, job)
+def _encode_8_rows(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, job):
+    _encode_8(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, job)
 
 
 @VectorNative
-def tile_amax(panel, height, width, pitch, floor):
+def _encode_6_rows(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, job):
+    _encode_6(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, job)
+
+
+@VectorNative
+def _encode_4_rows(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, job):
+    _encode_4(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, job)
+
+
+@VectorNative
+def _encode_quotient_rows(
+    source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, job
+):
+    _encode_quotients(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, job)
+
+
+_GRID_ROWS = {8: _encode_8_rows, 6: _encode_6_rows, 4: _encode_4_rows}
+_OF_POWERS = scaled_by_powers(BLOCK_FORMATS.values(), _K)
+
+
+def encoder_of(made: BlockFormat) -> VectorNative | None:
+    """Return the kernel with the arguments of `encode_rows` that makes a format, or None if no vectors do."""
+    if made in _OF_POWERS:
+        return encode_rows if made.element is E2M1 else _GRID_ROWS[made.element.bits]
+    same = made.k == NVFP4.k and made.element == NVFP4.element and made.scale == NVFP4.scale
+    return _encode_quotient_rows if same else None
+
+
+# ---- amax of tiles and tensors ----
+
+
+def _raise_amax(k: int) -> Any:
+    @vector_code(types.int64, types.int64)
+    def raise_amax(builder, source, floor):
+        top = largest([x & MAGNITUDE for x in FLOAT32.bits(builder, source)], k)
+        top.call("umax", load(builder, I32, top.count, floor)).store(floor)
+
+    return raise_amax
+
+
+_raise_of_powers, _raise_of_quotients = _raise_amax(_K), _raise_amax(NVFP4.k)
+
+
+@VectorNative
+def tile_amax(panel, height, width, pitch, floor, k):
     """Set the amax floors of a panel's steps to the amax of whole tiles; rows are `pitch` bytes apart."""
     carray(numbers_at(floor), (16,))[:] = 0
     step = step_length()
     for r in range(height):
         for i in range(-(-width // step)):
-            _raise_amax(panel + pitch * r + 4 * step * i, floor + step // 2 * i)
+            source, target = panel + pitch * r + 4 * step * i, floor + step // 2 * i
+            if k == _K:
+                _raise_of_powers(source, target)
+            else:
+                _raise_of_quotients(source, target)
+
+
+_LEAST = 1 << MANTISSA_BITS
+"""Added to magnitude bits, it makes those of NaN and Inf negative."""
+
+
+def _raise_finite(kind: ElementType) -> Any:
+    @vector_code(types.int64, types.int64, types.int64)
+    def raise_finite(builder, source, ahead, top):
+        lanes = lanes_of(builder)
+        for cache_line in range(0, kind.size * target_of(builder).step, 64):
+            prefetch(builder, builder.add(builder.add(source, ahead), ir.Constant(I64, cache_line)))
+        tops = [(x & MAGNITUDE) + _LEAST for x in kind.bits(builder, source)]
+        reduce(lambda a, b: a.call("smax", b), tops, load(builder, I32, lanes, top)).store(top)
+
+    return raise_finite
+
+
+_raise_finite_float32, _raise_finite_bfloat16 = _raise_finite(FLOAT32), _raise_finite(BFLOAT16)
+
+
+@vector_code(types.int64)
+def _start_finite(builder, top):
+    lanes = lanes_of(builder)
+    constant(builder, I32, [_LEAST] * lanes).store(top)
+
+
+@vector_code(types.int64, types.int64)
+def _share_finite(builder, top, found):
+    lanes = lanes_of(builder)
+    largest_of = named(f"vector.reduce.smax.v{lanes}i32", I32, load(builder, I32, lanes, top)).value
+    magnitude = builder.sub(largest_of, ir.Constant(I32, _LEAST))
+    builder.atomic_rmw("max", builder.inttoptr(found, I32.as_pointer()), magnitude, "monotonic")
+
+
+@VectorNative
+def finite_amax_rows(
+    source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, address
+):
+    """Raise the int32 at `job.scales` to the largest magnitude bits of finite elements: arguments as `encode_rows`."""
+    job, room, step = fields_at(address, VectorJob).job, _halves(), step_length()
+    ahead = asked_ahead(steps * step * (2 if half else 4), source_step)
+    _start_finite(room)
+    for r in range(rows):
+        for i in range(steps):
+            if half:
+                _raise_finite_bfloat16(source + source_step * r + 2 * step * i, ahead, room)
+            else:
+                _raise_finite_float32(source + source_step * r + 4 * step * i, ahead, room)
+    _share_finite(room, job.scales)

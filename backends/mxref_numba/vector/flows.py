@@ -8,8 +8,9 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
+from mxref.formats import E2M1, MXFP4
 from mxref_numba.kernels import kernel
-from mxref_numba.quantize_job import BFLOAT16, EVEN, FLOAT32, WIDTH, Job, Strides
+from mxref_numba.quantize_job import BFLOAT16, EVEN, FLOAT32, WIDTH, Job, Strides, grid_at
 
 DIRECT, STAGED, PANEL, TURNED, COLUMNS = range(5)
 """How elements reach a step: unchanged; converted or transformed; gathered or transposed in a panel; not at all."""
@@ -67,7 +68,7 @@ def flow_of(layout: Strides) -> int:
 
 
 @cache
-def unit_of(flow: int, n: int, tile: bool, k: int = 32) -> Unit:
+def unit_of(flow: int, n: int, tile: bool, k: int = MXFP4.k) -> Unit:
     """Return the unit of a flow.
 
     Args:
@@ -102,7 +103,8 @@ def quantization_flow(job: Job) -> int:
 
 def _runs_along_memory(job: Job) -> bool:
     """Return whether vectors across blocks serve a turned matrix: the usual treatments of whole vectors."""
-    plain = job.rounding == EVEN and not job.tile and job.bits == 4
+    e2m1 = job.grid == grid_at(E2M1) and not job.quotient.grid
+    plain = job.rounding == EVEN and not job.tile and e2m1
     whole = job.rows % _COLUMN_ROWS == job.length % COLUMN_LINES == 0 and job.layout.columns == job.length
     return plain and whole and job.transform.n in (1, 16) and job.layout.kind in (FLOAT32, BFLOAT16)
 

@@ -38,12 +38,13 @@ import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
+from mxref.formats import MXFP4
 from mxref.plan import QuantPlan
 from mxref_numba.kernels import Native, address_of, call, fields_at, kernel, numbers_at, written
-from mxref_numba.quantize_job import BFLOAT16, FLOAT32, Result
+from mxref_numba.quantize_job import BFLOAT16, FLOAT32, Job, Result, amax_jobs
 from mxref_numba.threads import run
 from mxref_numba.vector.columns import encode_columns
-from mxref_numba.vector.encode import LONGEST_STEP, encode_byte_rows, encode_rows, tile_amax
+from mxref_numba.vector.encode import LONGEST_STEP, encoder_of, finite_amax_rows, tile_amax
 from mxref_numba.vector.flows import (
     COLUMNS,
     DIRECT,
@@ -60,7 +61,7 @@ from mxref_numba.vector.flows import (
     unit_of,
 )
 from mxref_numba.vector.staging import fill_panel, stage_row
-from mxref_numba.vector.target import Target, copy_bytes
+from mxref_numba.vector.target import Target, VectorNative, copy_bytes
 
 Quantized = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
@@ -92,16 +93,17 @@ class _Parts(NamedTuple):
 def _encode_last(source, half, rest, floor, packed, scales, group, address, room):
     # A step reads and writes whole vectors: the last blocks of a row go through scratch.
     job, called = fields_at(address, VectorJob).job, fields_at(address, VectorJob).called
+    carray(numbers_at(room), (_CODES // 8,))[:] = 0  # magnitudes that change no amax
     copy_bytes(source, room, (2 if half else 4) * rest)
     call(called.encode, (room, 0, half, 1, 1, floor, 0, room + _CODES, room + _SCALES, group, address))
     copy_bytes(room + _CODES, packed, rest * job.bits // 8)
-    copy_bytes(room + _SCALES, scales, rest // 32)
+    copy_bytes(room + _SCALES, scales, rest // job.k)
 
 
 @Native
 def _quantize_unit(address, row, height, column, width, panel, scratch):
     job, flow, unit, called = fields_at(address, VectorJob)
-    layout, bits, length = job.layout, job.bits, job.length
+    layout, bits, length, k = job.layout, job.bits, job.length, job.k
     pitch = panel_pitch(unit)
     source, step, kind = (
         layout.address + row * layout.row_step + column * layout.column_step, layout.row_step, layout.kind
@@ -117,11 +119,11 @@ def _quantize_unit(address, row, height, column, width, panel, scratch):
     half, floor, floor_step = int(kind == BFLOAT16), scratch + _ZEROS, 0
     if job.tile:
         floor, floor_step = scratch + _FLOOR, called.step // 2
-        call(called.amax, (panel, height, width, pitch, floor))
+        call(called.amax, (panel, height, width, pitch, floor, k))
 
     place, first_group = row * length + column, (job.first_column + column) // job.per_call
     packed, packed_step = job.codes + place * bits // 8, length * bits // 8
-    scales, scales_step = job.scales + place // 32, length // 32
+    scales, scales_step = job.scales + place // k, length // k
     steps, rest = width // called.step, width % called.step
     once = 1 if job.row_indices else height  # rows whose groups are evenly apart
     for r in range(0, height, once):
@@ -141,7 +143,7 @@ def _quantize_unit(address, row, height, column, width, panel, scratch):
             for last in range(r, r + once):
                 _encode_last(
                     source + step * last + (2 if half else 4) * done, half, rest, floor + floor_step * steps,
-                    packed + packed_step * last + done * bits // 8, scales + scales_step * last + done // 32,
+                    packed + packed_step * last + done * bits // 8, scales + scales_step * last + done // k,
                     group + job.row_groups * (last - r) + done // job.per_call, address, scratch,
                 )  # fmt: skip
 
@@ -182,8 +184,7 @@ def _quantize_parts(address, begin, end, room):
 
 
 @cache
-def _called(target: Target, bits: int, flow: int) -> Called:
-    encode = encode_rows if bits == 4 else encode_byte_rows
+def _called(target: Target, encode: VectorNative, flow: int) -> Called:
     unit = encode_columns.on(target) if flow == COLUMNS else _quantize_unit
     return Called(
         step=target.step, fill=fill_panel.on(target).address, stage=stage_row.on(target).address,
@@ -191,18 +192,35 @@ def _called(target: Target, bits: int, flow: int) -> Called:
     )  # fmt: skip
 
 
+def _vector_job(job: Job, encode: VectorNative, target: Target, *, join: bool) -> VectorJob:
+    """Return a job with its way; rows without a gap between them become one where `join` allows."""
+    flow = quantization_flow(job)
+    # The blocks of `amax_jobs` are longer than any format's.
+    unit = unit_of(flow, job.transform.n, bool(job.tile), min(job.k, MXFP4.k))
+    if join and flow <= STAGED:
+        job = joined(job)
+    return VectorJob(job, flow, unit, _called(target, encode, flow))
+
+
 def _jobs(result: Result, x: NDArray[Any], target: Target, *, join: bool) -> Iterator[VectorJob]:
-    """Yield a quantization's jobs; rows without a gap between them become one where `join` allows."""
+    """Yield a quantization's jobs."""
+    encode = encoder_of(result.plan.format)
+    assert encode  # the backend asks for no other format
     for job in result.jobs(x):
-        flow = quantization_flow(job)
-        unit = unit_of(flow, job.transform.n, bool(job.tile), job.k)
-        if join and flow <= STAGED:
-            job = joined(job)
-        yield VectorJob(job, flow, unit, _called(target, job.bits, flow))
+        yield _vector_job(job, encode, target, join=join)
+
+
+def finite_amax(x: NDArray[Any], plan: QuantPlan, target: Target) -> np.float32:
+    """Return the largest finite magnitude of an input after its transform."""
+    found = np.zeros(1, np.int32)
+    for each in amax_jobs(x, plan, found):
+        job = _vector_job(each, finite_amax_rows, target, join=True)
+        _run(job.unit, job)
+    return np.float32(found.view(np.float32)[0])
 
 
 def quantize_planned(x: NDArray[Any], plan: QuantPlan, target: Target) -> Quantized:
-    """Return packed codes [rows..., K * bits / 8] and scale codes [rows..., K / 32] of a planned quantization."""
+    """Return packed codes [rows..., K * bits / 8] and scale codes [rows..., K / k] of a planned quantization."""
     result = Result(plan)
     for job in _jobs(result, x, target, join=True):
         _run(job.unit, job)

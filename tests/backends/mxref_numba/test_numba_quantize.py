@@ -41,7 +41,7 @@ TILE = OperandSpec(block=BlockShape.TILE, rounding=Rounding.SR)
 
 TREATED = [
     *((MXFP4, spec) for spec in SPECS),
-    *((made, spec) for made in OTHERS for spec in (PLAIN, SPECS[3], SPECS[6])),
+    *((made, spec) for made in OTHERS for spec in (PLAIN, SPECS[1], SPECS[3], SPECS[6])),
 ]
 
 
@@ -271,6 +271,18 @@ def test_dequantize(kernels: EveryPath, shape: tuple[int, int], dtype: str) -> N
     q = MXArray(codes, scales, shape, 1)
     got, expected = (b.dequantize(q, dtype) for b in (kernels, REFERENCE))
     np.testing.assert_array_equal(got.view(np.uint8), expected.view(np.uint8))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("made", OTHERS, ids=str)
+def test_dequantize_other_formats(kernels: EveryPath, made: BlockFormat, dtype: str) -> None:
+    rng = np.random.default_rng(2)
+    for shape in ((1, made.k), (5, 96), (7, 100), (3, 1000), (33, 4096)):
+        like = REFERENCE.quantize(values(*shape), OperandSpec(made), pad=True)
+        codes, scales = (rng.integers(0, 256, each.shape, np.uint8) for each in (like.codes, like.scales))
+        q = replace(like, codes=codes, scales=scales)
+        got, expected = (b.dequantize(q, dtype) for b in (kernels, REFERENCE))
+        np.testing.assert_array_equal(got.view(np.uint8), expected.view(np.uint8))
 
 
 @pytest.mark.parametrize("n", [2, 16, 32, 256])

@@ -1,0 +1,136 @@
+"""Quotients by scales with a mantissa, where they decide: at midpoints, at the steps of SR, and one float32 beside."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+pytest.importorskip("numba")
+
+from every_path import EveryPath
+from mxref import OperandSpec, Rounding, Stream, get_backend
+from mxref.formats import NVFP4
+from mxref.placement import Placement
+from mxref.steps.random import random_integers
+from mxref.steps.rounding import MAX_SR_BITS
+
+REFERENCE = get_backend("reference")
+STREAM = Stream(seed=0x1234567, step=3, layer=5, operand=1)
+ROWS, BLOCKS, K = 24, 40, NVFP4.k
+MAGNITUDES = np.array(NVFP4.element.magnitudes)
+AMAX = [
+    np.float32(2688),  # t = 1, so that midpoints are ties
+    np.float32(21 * 2.0**-9),
+    np.float32(3.14159),
+    np.float32(0.7071) * np.float32(2.0**-70),
+    np.float32(1.1) * np.float32(2.0**120),
+    np.float32(2.0**-119),  # most quotients are of subnormal numbers
+]
+"""Of the tensor; some give a scale t of few bits, others of 24."""
+
+
+@pytest.fixture(scope="module")
+def kernels() -> EveryPath:
+    return EveryPath()
+
+
+def placed(amax: np.float32) -> Placement:
+    return Placement(STREAM, amax=np.array([amax]))
+
+
+def steps_of(amax: np.float32) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
+    """Scale codes of blocks, and X t of each, float64 [ROWS, BLOCKS, 1]: exact."""
+    codes = np.random.default_rng(7).integers(1, NVFP4.scale.max_code + 1, (ROWS, BLOCKS, 1))
+    t = REFERENCE.plan(np.zeros((1, K), np.float32), OperandSpec(NVFP4), axis=1, placement=placed(amax))
+    return codes.astype(np.uint8), np.array(NVFP4.scale.values)[codes] * float(t.tensor_scale[0])
+
+
+def beside(exact: NDArray[np.float64], step: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Float32 next to real numbers, [ROWS, BLOCKS, K]; the first element of each block gives it its scale."""
+    rng = np.random.default_rng(3)
+    with np.errstate(under="ignore"):
+        bits = (exact.astype(np.float32).view(np.int32) + rng.integers(-1, 2, exact.shape)).astype(np.int32)
+    x = np.where(exact > 0, np.maximum(bits, 0), 0).astype(np.int32).view(np.float32)
+    x[..., 0] = (MAGNITUDES[-1] * step[..., 0]).astype(np.float32)
+    x = np.minimum(x, x[..., :1])
+    return np.where(rng.random(x.shape) < 0.5, -x, x).astype(np.float32).reshape(ROWS, BLOCKS * K)
+
+
+def check(kernels: EveryPath, x: NDArray[Any], spec: OperandSpec, place: Placement) -> Any:
+    got, want = (each.quantize(x, spec, placement=place) for each in (kernels, REFERENCE))
+    np.testing.assert_array_equal(got.scales, want.scales)
+    np.testing.assert_array_equal(got.codes, want.codes)
+    assert got == want
+    return want
+
+
+@pytest.mark.parametrize("amax", AMAX)
+@pytest.mark.parametrize("rounding", [Rounding.RNE, Rounding.RNA, Rounding.RTZ])
+def test_midpoints_and_grid_points(kernels: EveryPath, amax: np.float32, rounding: Rounding) -> None:
+    codes, step = steps_of(amax)
+    points = np.sort(np.concatenate([MAGNITUDES, (MAGNITUDES[1:] + MAGNITUDES[:-1]) / 2]))
+    chosen = np.random.default_rng(1).choice(points, (ROWS, BLOCKS, K))
+    q = check(kernels, beside(chosen * step, step), OperandSpec(NVFP4, rounding=rounding), placed(amax))
+    if amax > 1e-30:
+        np.testing.assert_array_equal(q.scales, codes[..., 0])  # the blocks have the scales that are meant
+
+
+@pytest.mark.parametrize("amax", AMAX)
+@pytest.mark.parametrize("bits", [1, 5, 16, 17, MAX_SR_BITS])
+def test_where_random_integers_carry(kernels: EveryPath, amax: np.float32, bits: int) -> None:
+    _, step = steps_of(amax)
+    r = random_integers(np.arange(ROWS), 0, BLOCKS * K, BLOCKS * K, STREAM, bits).reshape(ROWS, BLOCKS, K)
+    low = np.random.default_rng(2).integers(0, len(MAGNITUDES) - 1, r.shape)
+    gap = MAGNITUDES[low + 1] - MAGNITUDES[low]
+    turn = MAGNITUDES[low] + gap * (1 - r / 2.0**bits)  # from here on it rounds up
+    spec = OperandSpec(NVFP4, rounding=Rounding.SR, sr_bits=bits)
+    check(kernels, beside(turn * step, step), spec, placed(amax))
+
+
+@pytest.mark.parametrize("amax", AMAX)
+def test_scales_at_midpoints_and_beyond(kernels: EveryPath, amax: np.float32) -> None:
+    _, step = steps_of(amax)
+    t = float(step.reshape(-1)[0] / np.array(NVFP4.scale.values)[steps_of(amax)[0].reshape(-1)[0]])
+    scales = np.array(NVFP4.scale.values[: NVFP4.scale.max_code + 1])
+    middles = np.concatenate([(scales[1:] + scales[:-1]) / 2, scales[-1:] * 1.5])
+    tops = np.resize(middles, (ROWS, BLOCKS, 1)) * MAGNITUDES[-1] * t
+    x = beside(np.broadcast_to(tops, (ROWS, BLOCKS, K)).copy(), tops / MAGNITUDES[-1])
+    x = x.reshape(ROWS, BLOCKS, K)
+    x[..., 1:] /= 3
+    for spec in (OperandSpec(NVFP4), OperandSpec(NVFP4, rounding=Rounding.SR)):
+        check(kernels, x.reshape(ROWS, -1), spec, placed(amax))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float16])
+@pytest.mark.parametrize("amax", [0.0, 5.0, 1e-30, 1e30])
+def test_blocks_of_extremes(kernels: EveryPath, amax: float, dtype: Any) -> None:
+    x = np.zeros((3, 7 * K))
+    x[:, K : 2 * K] = 2.0**-20
+    x[:, 3 * K + 5], x[0, 4 * K], x[1, 4 * K + 15], x[2, 5 * K + 8] = 1.5, np.nan, np.inf, -np.inf
+    x[:, ::3] *= -1
+    for rounding, zero in ((Rounding.RNE, 0), (Rounding.SR, NVFP4.scale.one_code)):
+        spec = OperandSpec(NVFP4, rounding=rounding, zero_scale=zero)
+        check(kernels, x.astype(dtype), spec, placed(np.float32(amax)))
+        check(kernels, x.astype(dtype), spec, replace(placed(np.float32(1)), amax=None))
+        check(kernels, np.zeros((2, K), dtype), spec, replace(placed(np.float32(1)), amax=None))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("amax", [*AMAX, np.float32(0), np.float32(3.4e38), np.float32(1e-45)])
+def test_every_code_is_decoded(kernels: EveryPath, amax: np.float32, dtype: str) -> None:
+    rng = np.random.default_rng(4)
+    for length in (K, 9 * K, 300 * K):
+        like = REFERENCE.quantize(
+            np.zeros((5, length), np.float32), OperandSpec(NVFP4), placement=placed(amax)
+        )
+        codes, scales = (
+            rng.integers(0, 256, each.shape).astype(np.uint8) for each in (like.codes, like.scales)
+        )
+        q = replace(like, codes=codes, scales=scales)
+        got, want = (each.dequantize(q, dtype) for each in (kernels, REFERENCE))
+        np.testing.assert_array_equal(got.view(np.uint8), want.view(np.uint8))
