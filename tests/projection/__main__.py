@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ from projection.assumptions import Assumptions, Machine
 from projection.compare import Projection, bounds, compare
 from projection.published import CARDS
 from projection.step import ARMS, Workload
-from projection.tables import Table, tables, totals
+from projection.tables import Table, of_a_card, tables, totals
 
-PRESET = "llama31_8b"
+PRESET, LARGER = "llama31_8b", ("llama31_70b", 64)
 _DIGITS = 6
 """Significant digits of a result in JSON: its last bits depend on the machine."""
 
@@ -51,7 +51,7 @@ def main(counts: Path | None, json_path: Path | None, cards: int, jobs: int) -> 
     try:
         document = counted.document(counts, jobs)
         projection = projection_of(document, cards)
-        shown = tables(projection)
+        shown = [*tables(projection), of_a_card({"8B": projection, "70B": larger_projection(document)})]
         written = results(projection)
     except MxrefError as err:
         raise click.ClickException(str(err)) from None
@@ -69,6 +69,13 @@ def main(counts: Path | None, json_path: Path | None, cards: int, jobs: int) -> 
 def projection_of(document: Mapping[str, Any], cards: int = CARDS) -> Projection:
     """Return the projection of Llama 3.1 8B from a document of counts."""
     work = Workload.of(load_config(PRESET), cards)
+    return Projection(work, document["records"], Machine(), Assumptions())
+
+
+def larger_projection(document: Mapping[str, Any]) -> Projection:
+    """Return the projection of Llama 3.1 70B on eight nodes."""
+    preset, cards = LARGER
+    work = replace(Workload.of(load_config(preset), 1), cards=cards, micro_batch=2)
     return Projection(work, document["records"], Machine(), Assumptions())
 
 

@@ -42,6 +42,7 @@ class Machine:
     bf16: Peak = Peak(4096, "FLOP/clock/CU", "MI355X data sheet: 2.5 PFLOP/s dense", "high")
     memory: Peak = Peak(8e12, "B/s", "MI355X data sheet, HBM3E", "high")
     links: Peak = Peak(7 * 76.8e9, "B/s", "7 Infinity Fabric links of 153.6 GB/s, both directions", "medium")
+    network: Peak = Peak(50e9, "B/s", "a port of 400 Gb/s for each card of a node", "medium")
 
     def matrix_flops(self, format: str) -> float:
         """Return FLOP/s of `fp4`, `fp6`, `fp8` or `bf16` at the peak clock."""
@@ -129,7 +130,7 @@ class Assumptions:
         0.5,
         0.75,
         0.85,
-        "48 of 64 GB/s per link and direction after protocol (rccl 1210, gfx94); bounds assumed",
+        "48 of 64 GB/s per link and direction after protocol (rccl 1210, gfx94), for the network too; bounds assumed",
     )
     hidden_share: Assumption = Assumption(
         0.5, 0.8, 1.0, "share of communication behind computation: assumed, no measurement"

@@ -13,16 +13,16 @@ from bench.plot import WIDE, charts, label_below
 from bench.records import RECORDS, newest, read
 from mxref_training.report.drawing import SMALLEST
 from mxref_training.report.palette import AZURE, COLOURS, GREY, INK, MINT, MUTED, PAPER, SLATE, TANGERINE
-from projection.__main__ import projection_of
+from projection.__main__ import larger_projection, projection_of
 from projection.assumptions import Level
 from projection.compare import Projection
 from projection.published import PUBLISHED
 from projection.step import ARMS, Part, by_part, total
-from projection.tables import Table, tables
+from projection.tables import Table, of_a_card, tables
 from rst_table import csv_table
 
 TABLES, PLOT = "projection.inc", "projection"
-SHOWN = ("Beside what was published", "One step")
+SHOWN = ("Beside what was published", "One step", "Tokens per second of one card")
 """The tables of the page; the command prints all."""
 
 _COLOUR = {
@@ -33,15 +33,17 @@ _COLOUR = {
 }  # fmt: skip
 
 
-def tables_text(projection: Projection, document: Mapping[str, Any]) -> str:
+def tables_text(projection: Projection, larger: Projection, document: Mapping[str, Any]) -> str:
     """Return the tables of the page as reStructuredText.
 
     Args:
         projection: what is shown.
+        larger: what is shown beside it in the last table.
         document: the counts, with their date and Triton's version.
     """
+    shown = [*tables(projection), of_a_card({"8B": projection, "70B": larger})]
     head = f"Instructions counted on {document['date']} in code that Triton {document['triton']} compiles for gfx950.\n"
-    return "\n".join([head, *(_section(t) for t in tables(projection) if t.title in SHOWN)])
+    return "\n".join([head, *(_section(t) for t in shown if t.title in SHOWN)])
 
 
 def _section(table: Table) -> str:
@@ -91,4 +93,6 @@ def parts(records: Path = RECORDS) -> dict[str, str]:
     """Return the tables and the plot of the newest counts, by the names under which the page includes them."""
     document = read(newest("projection", records))
     projection = projection_of(document)
-    return {TABLES: tables_text(projection, document)} | charts(PLOT, partial(plot, projection))
+    return {TABLES: tables_text(projection, larger_projection(document), document)} | charts(
+        PLOT, partial(plot, projection)
+    )

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from mxref.formats import BF16, FP8, MXFP4, MXFP6_E2M3, OperandFormat
-from mxref_training.config import ModelConfig, TrainConfig
+from mxref_training.config import ModelConfig, Recompute, TrainConfig
 from mxref_training.errors import ConfigError
 from mxref_training.model.llama import layer_matmul_parameters, parameter_count
 from projection.assumptions import Assumptions, Machine
 from projection.counted import MX64, KernelCounts, case_name, one
+from projection.published import CARDS
 from projection.roofline import kernel_time
 
 _MASTER = 4
@@ -91,6 +92,8 @@ class Workload:
     cards: int
     micro_batch: int
     """Sequences of a card's forward pass."""
+    recompute: bool = False
+    """Whether the backward pass gathers each layer's weights again and repeats its forward pass."""
 
     def __post_init__(self) -> None:
         if self.batch % (self.cards * self.micro_batch):
@@ -102,7 +105,10 @@ class Workload:
     @classmethod
     def of(cls, config: TrainConfig, cards: int) -> Workload:
         """Return the workload of a training configuration on a number of cards."""
-        return cls(config.model, config.run.batch, config.run.seq_len, cards, config.run.sequences)
+        run = config.run
+        return cls(
+            config.model, run.batch, run.seq_len, cards, run.sequences, run.recompute is Recompute.FULL
+        )
 
     @property
     def tokens(self) -> float:
@@ -154,23 +160,36 @@ def step_times(
         FileFormatError: a quantization has not been counted.
     """
     f, b, u = Pass.FORWARD, Pass.BACKWARD, Pass.UPDATE
-    fraction = (work.cards - 1) / work.cards
     parameters = parameter_count(work.model)
-    # Seconds per byte on the links that nothing hides.
-    wire = (1 - assumed.hidden_share.value) / (machine.links.value * assumed.link_share.value)
+    wire = (1 - assumed.hidden_share.value) * _seconds_per_byte(work.cards, machine, assumed)
     quantization = _quantization(work, arm, records, machine, assumed, native)
     forward, backward = layer_bytes(work, assumed)
     outside = outside_bytes(work, assumed)
     memory = machine.memory.value * assumed.memory_share.value
-    return {
+    times = {
         **_products(work, arm, machine, assumed),
         **quantization,
         (f, Part.LAYERS): forward / memory,
         (b, Part.LAYERS): backward / memory,
         **{(when, Part.REST): outside[when] / memory for when in (f, b, u)},
-        (f, Part.COMMUNICATION): parameters * assumed.parameter_bytes.value * fraction * wire,
-        (b, Part.COMMUNICATION): parameters * assumed.gradient_bytes.value * fraction * wire,
+        (f, Part.COMMUNICATION): parameters * assumed.parameter_bytes.value * wire,
+        (b, Part.COMMUNICATION): parameters * assumed.gradient_bytes.value * wire,
     }
+    if work.recompute:
+        for part in (Part.FPROP, Part.ATTENTION, Part.QUANTIZE_X, Part.LAYERS, Part.COMMUNICATION):
+            times[b, part] = times.get((b, part), 0.0) + times[f, part]
+    return times
+
+
+def _seconds_per_byte(cards: int, machine: Machine, assumed: Assumptions) -> float:
+    """Return the seconds that a byte of every card's result takes, in the node or on the way to it: the longer one.
+
+    The cards of a node receive different parts over their network ports, and pass them on through the links.
+    """
+    node = min(cards, CARDS)
+    inside = (node - 1) / node / machine.links.value
+    to_the_node = (1 - node / cards) / node / machine.network.value
+    return max(inside, to_the_node) / assumed.link_share.value
 
 
 def _products(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from mxref_training.wording import si
@@ -15,6 +15,8 @@ from projection.step import ARMS, QUANTIZATION, Part, Pass, Times, by_part, tota
 _LARGE = 1e6
 _G = 1e9
 """Number of elements for which a kernel's time is given."""
+_SHOWN_SHARE = 0.1
+"""Shares of a step that are too small are not named."""
 _AGAIN = "_ordered_misfits"
 """The kernel that multiplies rows again; the operands decide how many."""
 _FLAG = "_flag_scales"
@@ -43,6 +45,48 @@ def tables(projection: Projection) -> list[Table]:
         _peaks(projection.machine),
         _assumptions(projection.assumed),
     ]
+
+
+_GROUPS = {
+    "GEMMs": (Part.FPROP, Part.DGRAD, Part.WGRAD, Part.HEAD),
+    "attention": (Part.ATTENTION,),
+    "quantization": QUANTIZATION,
+    "other operations": (Part.LAYERS, Part.REST),
+    "communication": (Part.COMMUNICATION,),
+}
+
+
+def of_a_card(projections: Mapping[str, Projection]) -> Table:
+    """Return the tokens per second of a card for models by name, beside published ones, and where the time goes."""
+    rows = []
+    for model, projection in projections.items():
+        work = projection.work
+        tokens = work.batch * work.seq_len / work.cards
+        published = {c.published.key: c.published.value for c in compare(projection)}
+        for arm in ARMS:
+            times = projection.times(arm)
+            parts, seconds = by_part(times), total(times)
+            slow, fast = (total(projection.at(end).times(arm)) for end in (Level.LOW, Level.HIGH))
+            samples = published.get(f"{arm.key} samples/s")
+            shares = sorted(
+                ((sum(parts[p] for p in group) / seconds, name) for name, group in _GROUPS.items()),
+                reverse=True,
+            )
+            rows.append(
+                (
+                    f"{model} on {work.cards}", arm.label,
+                    f"{samples * work.seq_len / work.cards:,.0f}" if samples else "",
+                    f"{tokens / seconds:,.0f}", f"{tokens / slow:,.0f} to {tokens / fast:,.0f}",
+                    ", ".join(f"{name} {share:.0%}" for share, name in shares if share >= _SHOWN_SHARE),
+                )
+            )  # fmt: skip
+    headings = ("model", "recipe", "published", "computed", "bounds", "where the time goes")
+    note = (
+        "Llama 3.1 with sequences of 8192, 2 at a time on each card. The 70B model computes its layers again in the "
+        "backward pass and gathers their weights twice, as its preset does; its cards are eight nodes. No log of a "
+        "70B pretraining run was found. Bounds have all assumptions at one end."
+    )
+    return Table("Tokens per second of one card", note, headings, rows, 2)
 
 
 def _peaks(machine: Machine) -> Table:

@@ -95,6 +95,29 @@ def test_each_format_has_the_peak_and_the_share_of_its_own():
     assert head == 2 * 8 * 32 * 8 / 0.5
 
 
+def test_layers_that_are_computed_again_take_their_forward_pass_twice():
+    once = step_times(TINY, arm("h16"), RECORDS, UNIT, FULL)
+    again = step_times(replace(TINY, recompute=True), arm("h16"), RECORDS, UNIT, FULL)
+    more = {place: again[place] - once.get(place, 0.0) for place in again}
+    repeated = (Part.FPROP, Part.QUANTIZE_X, Part.ATTENTION, Part.LAYERS, Part.COMMUNICATION)
+    expected = dict.fromkeys(again, 0.0) | {(Pass.BACKWARD, p): once[Pass.FORWARD, p] for p in repeated}
+    assert more == pytest.approx(expected)
+
+
+def test_the_slower_of_links_and_network_carries_the_weights():
+    large = replace(TINY, batch=64, cards=64)
+
+    def gathered(links, network):
+        machine = replace(UNIT, links=peak(links), network=peak(network))
+        times = step_times(large, arm("h16"), RECORDS, machine, FULL)
+        return times[Pass.FORWARD, Part.COMMUNICATION] / (0.25 * PARAMETERS * 2)
+
+    assert gathered(1.0, 1.0) == pytest.approx(7 / 8)  # each card passes on what seven others received
+    assert gathered(100.0, 0.1) == pytest.approx(
+        56 / 64 / 8 / 0.1
+    )  # seven other nodes' parts, by eight ports
+
+
 def test_sizes_are_those_of_the_model():
     config = load_config("llama31_8b")
     work = Workload.of(config, 8)
