@@ -30,16 +30,16 @@ enum { MXREF_NO_SPECIAL, MXREF_NAN_ONLY, MXREF_IEEE, MXREF_TWOS_COMPLEMENT };
 /* [formats.element] A code is a sign bit, exponent bits, mantissa bits. In two's complement there is no sign bit apart. */
 typedef struct {
     int exponent_bits, mantissa_bits, bias, special;
-} mxref_element;
+} mxref_element_format;
 
 /* [formats.e8m0] without mantissa bits, else [formats.scale]. */
 typedef struct {
     int exponent_bits, mantissa_bits, bias;
-} mxref_scale;
+} mxref_scale_format;
 
 typedef struct {
-    mxref_element element;
-    mxref_scale scale;
+    mxref_element_format element;
+    mxref_scale_format scale;
     int k;            /* elements of a block */
     int tensor_scale; /* whether a float32 scale of the tensor stands above the blocks' */
 } mxref_format;
@@ -239,36 +239,36 @@ static inline mxref__number mxref__grid(int exponent_bits, int mantissa_bits, in
                  : mxref__make(m, 1 - bias - mantissa_bits);
 }
 
-static inline mxref__number mxref__magnitude(const mxref_element *f, uint32_t code) {
+static inline mxref__number mxref__magnitude(const mxref_element_format *f, uint32_t code) {
     return mxref__grid(f->exponent_bits, f->mantissa_bits, f->bias, code);
 }
 
-static inline uint32_t mxref_sign_bit(const mxref_element *f) { return 1u << (f->exponent_bits + f->mantissa_bits); }
+static inline uint32_t mxref_sign_bit(const mxref_element_format *f) { return 1u << (f->exponent_bits + f->mantissa_bits); }
 
 /* The code of M. */
-static inline uint32_t mxref_max_code(const mxref_element *f) {
+static inline uint32_t mxref_max_code(const mxref_element_format *f) {
     uint32_t all = mxref_sign_bit(f) - 1;
     if (f->special == MXREF_IEEE) return all - (1u << f->mantissa_bits);
     return f->special == MXREF_NAN_ONLY ? all - 1 : all;
 }
 
 /* The exponent of the largest power of two on the grid, and the mantissa of M in float32. */
-static inline int mxref_emax(const mxref_element *f) {
+static inline int mxref_emax(const mxref_element_format *f) {
     mxref__number most = mxref__magnitude(f, mxref_max_code(f));
     return mxref__length(most) - 1 + most.e;
 }
 
-static inline uint32_t mxref__max_mantissa(const mxref_element *f) {
+static inline uint32_t mxref__max_mantissa(const mxref_element_format *f) {
     mxref__number most = mxref__magnitude(f, mxref_max_code(f));
     return (uint32_t)(most.lo << (24 - mxref__length(most))) & 0x7FFFFF;
 }
 
-static inline uint32_t mxref_scale_nan(const mxref_scale *f) { return (1u << (f->exponent_bits + f->mantissa_bits)) - 1; }
+static inline uint32_t mxref_scale_nan(const mxref_scale_format *f) { return (1u << (f->exponent_bits + f->mantissa_bits)) - 1; }
 
-static inline int mxref__scale_is_nan(const mxref_scale *f, uint8_t code) { return code >= mxref_scale_nan(f); }
+static inline int mxref__scale_is_nan(const mxref_scale_format *f, uint8_t code) { return code >= mxref_scale_nan(f); }
 
 /* X of a code that is not NaN. */
-static inline mxref__number mxref__scale_value(const mxref_scale *f, uint8_t code) {
+static inline mxref__number mxref__scale_value(const mxref_scale_format *f, uint8_t code) {
     if (!f->mantissa_bits) return mxref__make(1, (int)code - f->bias);
     return mxref__grid(f->exponent_bits, f->mantissa_bits, f->bias, code);
 }
@@ -315,7 +315,7 @@ static inline uint32_t mxref_tensor_scale(const mxref_format *f, uint32_t amax) 
 }
 
 /* [scale.rule.floor, ceil, rceil, even, threshold] The mantissa of amax above which the exponent grows by one. */
-static inline int32_t mxref_turn(const mxref_element *f, const mxref_treatment *how) {
+static inline int32_t mxref_turn(const mxref_element_format *f, const mxref_treatment *how) {
     int p = mxref__length(mxref__magnitude(f, mxref_max_code(f))) - 1;
     switch (how->rule) {
     case MXREF_CEIL: return 0;
@@ -328,7 +328,7 @@ static inline int32_t mxref_turn(const mxref_element *f, const mxref_treatment *
 
 /* The scale code of a block with this finite amax under the scale t of its tensor. [scale.clamp, scale.rule.nearest] */
 static inline uint8_t mxref_scale_code(const mxref_format *f, const mxref_treatment *how, uint32_t amax, uint32_t t) {
-    const mxref_scale *s = &f->scale;
+    const mxref_scale_format *s = &f->scale;
     mxref__number a, unit, middle;
     uint32_t low = 0, high;
     if (!amax) return (uint8_t)(how->zero_scale_one ? (uint32_t)s->bias << s->mantissa_bits : 0);
@@ -358,7 +358,7 @@ static inline uint8_t mxref_scale_code(const mxref_format *f, const mxref_treatm
 
 /* The magnitude code of n / divisor. */
 static inline uint32_t mxref__round_element(
-    const mxref_element *f, const mxref_treatment *how, mxref__number n, mxref__number divisor, uint32_t random
+    const mxref_element_format *f, const mxref_treatment *how, mxref__number n, mxref__number divisor, uint32_t random
 ) {
     uint32_t low = 0, high = mxref_max_code(f);
     mxref__number at;
@@ -383,7 +383,7 @@ static inline uint32_t mxref__round_element(
 }
 
 /* [rounding.sign] The code of a magnitude code under a sign. */
-static inline uint8_t mxref_signed_code(const mxref_element *f, uint32_t magnitude, int negative) {
+static inline uint8_t mxref_signed_code(const mxref_element_format *f, uint32_t magnitude, int negative) {
     if (!negative) return (uint8_t)magnitude;
     return (uint8_t)(f->special == MXREF_TWOS_COMPLEMENT ? 256 - magnitude : magnitude | mxref_sign_bit(f));
 }
@@ -423,7 +423,7 @@ static inline int mxref_quantize(
 enum { MXREF__NUMBER, MXREF__INFINITY, MXREF__NAN };
 
 /* What a code is; of a number also its sign and magnitude. */
-static inline int mxref__decode(const mxref_element *f, uint8_t code, int *negative, mxref__number *value) {
+static inline int mxref__decode(const mxref_element_format *f, uint8_t code, int *negative, mxref__number *value) {
     uint32_t sign = mxref_sign_bit(f), magnitude = code & (sign - 1);
     if (f->special == MXREF_TWOS_COMPLEMENT) {
         *negative = code >> 7;
@@ -451,12 +451,12 @@ static inline uint32_t mxref_value(const mxref_format *f, uint8_t code, uint8_t 
 /* ---------------------------------------------------------------- packing */
 
 /* Bits of a code: 4, 6 or 8. */
-static inline int mxref_code_bits(const mxref_element *f) {
+static inline int mxref_code_bits(const mxref_element_format *f) {
     return f->special == MXREF_TWOS_COMPLEMENT ? 8 : 1 + f->exponent_bits + f->mantissa_bits;
 }
 
 /* [packing.nibbles, packing.sixes, packing.bytes] Pack n codes, the first in the lowest bits; n is a multiple of 4. */
-static inline void mxref_pack(const mxref_element *f, const uint8_t *codes, int64_t n, uint8_t *packed) {
+static inline void mxref_pack(const mxref_element_format *f, const uint8_t *codes, int64_t n, uint8_t *packed) {
     uint32_t word = 0;
     int held = 0, width = mxref_code_bits(f);
     int64_t i;
@@ -466,7 +466,7 @@ static inline void mxref_pack(const mxref_element *f, const uint8_t *codes, int6
     }
 }
 
-static inline void mxref_unpack(const mxref_element *f, const uint8_t *packed, int64_t n, uint8_t *codes) {
+static inline void mxref_unpack(const mxref_element_format *f, const uint8_t *packed, int64_t n, uint8_t *codes) {
     uint32_t word = 0;
     int held = 0, width = mxref_code_bits(f);
     int64_t i;
@@ -567,7 +567,7 @@ typedef struct {
 static inline int mxref__block(
     const mxref_operand *a, const mxref_operand *b, int64_t block, int *negative, mxref__number *dot
 ) {
-    const mxref_element *fa = &a->format->element, *fb = &b->format->element;
+    const mxref_element_format *fa = &a->format->element, *fb = &b->format->element;
     uint64_t high = 0, low = 0; /* the sum in two's complement, in units of the smallest product */
     int e = 2 - fa->bias - fa->mantissa_bits - fb->bias - fb->mantissa_bits, infinities = 0, i, k = a->format->k;
     for (i = 0; i < k; i++) {
