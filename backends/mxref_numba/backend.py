@@ -21,6 +21,7 @@ from mxref.mxarray import MXArray
 from mxref.placement import Placement
 from mxref.plan import QuantPlan
 from mxref.recipe import GemmProfile, OperandSpec
+from mxref.steps.four_over_six import FourOverSix
 from mxref.steps.hadamard import Rotation
 from mxref.steps.random import Stream
 from mxref.steps.scale import ScaleRule
@@ -46,6 +47,7 @@ class NumbaBackend(Backend):
         formats=_FORMATS,
         scale_rules=frozenset(ScaleRule),
         scale_thresholds=True,
+        four_over_six=frozenset(FourOverSix),
         blocks=frozenset(shape for made in _FORMATS for shape in (made.row, made.tile)),
         gemms=frozenset(
             gemm
@@ -135,15 +137,20 @@ class NumbaBackend(Backend):
             placement = replace(placement, amax=np.array([amax]))
         return super()._tensor_scale(x, plan, placement)
 
+    def _on_vectors(self, *plans: QuantPlan) -> Target | None:
+        """Return the vectors whose kernels do all of some quantizations; None if there are none."""
+        plain = all(plan.spec.four_over_six is FourOverSix.OFF for plan in plans)
+        return self._vectors(*(plan.format for plan in plans)) if plain else None
+
     def _quantize(self, x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        if target := self._vectors(plan.format):
+        if target := self._on_vectors(plan):
             return units.quantize_planned(x, plan, target)
         return encoder.quantize_planned(x, plan)
 
     def _quantize_dual(
         self, x: NDArray[Any], row: QuantPlan, column: QuantPlan
     ) -> tuple[units.Quantized, units.Quantized]:
-        if target := self._vectors(row.format, column.format):
+        if target := self._on_vectors(row, column):
             return units.quantize_dual(x, row, column, target)
         return super()._quantize_dual(x, row, column)
 

@@ -33,7 +33,14 @@ from numba.core.serialize import dumps
 
 from mxref import trust
 
-CONSTANTS_FROM = ("formats", "steps/hadamard", "steps/random", "steps/rounding", "steps/scale")
+CONSTANTS_FROM = (
+    "formats",
+    "steps/four_over_six",
+    "steps/hadamard",
+    "steps/random",
+    "steps/rounding",
+    "steps/scale",
+)
 """Modules and packages of `mxref` whose constants kernels freeze when they are compiled."""
 
 REFUSED: dict[str, None] = {}

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from mxref.formats import BlockFormat, ElementFormat, Negatives
 from mxref.plan import QuantPlan, dtype_name
 from mxref.recipe import OperandSpec
+from mxref.steps.four_over_six import FourOverSix
 from mxref.steps.hadamard import Rotation, norm_factor
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
@@ -139,6 +140,8 @@ class Job(NamedTuple):
     """Of a code."""
     grid: int = 0
     quotient: QuotientNumbers = QuotientNumbers()
+    four_over_six: int = 0
+    """Index of the error by which blocks choose between two scales; 0 for none."""
     nan_code: int = int(NAN_CODE)
     """Scale code of a block with NaN or Inf."""
 
@@ -203,6 +206,7 @@ def _job_of(spec: OperandSpec) -> Job:
         bits=element.bits,
         grid=grid_at(element),
         quotient=quotient_numbers(spec.format),
+        four_over_six=tuple(FourOverSix).index(spec.four_over_six),
         nan_code=spec.format.scale.nan_code,
     )
 

@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 
 from mxref.formats import E8M0, BlockFormat, ScaleFormat
 from mxref.recipe import OperandSpec
+from mxref.steps.four_over_six import lower_largest
 from mxref.steps.scale import MANTISSA_MASK, bump_above
-from mxref_numba.grids import SCALE_CODE, grid_of
+from mxref_numba.grids import SCALE_CODE, decoded, grid_of
 from mxref_numba.kernels import address_of, float_of, kernel, written
 from mxref_numba.lanes import F16, F32, F64, I8, I16, I32, I64, Lanes, constant, splat
 
@@ -60,6 +61,10 @@ class QuotientNumbers(NamedTuple):
     """Address of the scales, float64 [256]."""
     most: np.float32 = np.float32(1)
     """M, the largest element."""
+    lower: np.float32 = np.float32(1)
+    """The largest power of two among the elements, which four over six may take in place of M."""
+    elements: int = 0
+    """Address of the values of the element's codes, float32 [16]."""
     tensor: np.float32 = np.float32(1)
     """t, the scale of the tensor."""
 
@@ -80,7 +85,10 @@ def quotient_numbers(made: BlockFormat) -> QuotientNumbers:
     if made.scale.powers:
         return QuotientNumbers()
     grid, values = _written_grid(made.scale), scale_values(made.scale, np.float64)
-    return QuotientNumbers(address_of(grid), address_of(values), np.float32(made.element.max_value))
+    return QuotientNumbers(
+        address_of(grid), address_of(values), np.float32(made.element.max_value),
+        np.float32(lower_largest(made)), address_of(decoded(made.element)),
+    )  # fmt: skip
 
 
 @cache

@@ -2,10 +2,6 @@
 
 This is the path of any CPU and, where a format joins, the first that has it: k, the element and the scale rule are
 fields of a `Job` here. Its operations are those of the reference: change their order, never what they give.
-
-Magnitudes are rounded by the numbers of the element's `Grid`. RNE is one addition, which rounds to the steps of a
-binade. The other modes take the position on the grid in fixed point with 22 bits, rounded down, which is all that SR
-with up to 22 bits looks at; RTZ and RNA are then SR with the constants 0 and one half.
 """
 
 # Kernels have no annotations: Numba infers their types.
@@ -21,10 +17,9 @@ from numba import carray  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
 from mxref.plan import QuantPlan
-from mxref_numba.grids import FRACTION_BITS, SCALE_CODE, Grid
+from mxref_numba.grids import Grid
 from mxref_numba.kernels import (
     Native,
-    bits_of,
     bytes_at,
     doubles_at,
     fields_at,
@@ -37,7 +32,9 @@ from mxref_numba.kernels import (
     words_at,
 )
 from mxref_numba.quantize_job import CONSTANT, EVEN, WIDTH, Job, Result, amax_jobs
+from mxref_numba.scalar.four_over_six import LIMBS, four_errs_less
 from mxref_numba.scalar.panels import HEIGHT, PANEL_BYTES, load_panel, panel_count, transform_row
+from mxref_numba.scalar.rounding import quotient, round_by, round_even, round_quotient_by, rounded_to_odd
 from mxref_numba.scale import INFINITY, code_of_amax, inverse_scale
 from mxref_numba.threads import run
 
@@ -45,7 +42,6 @@ _SMALLEST_K = 16
 """For whose blocks a panel has room for amax."""
 _BLOCKS = WIDTH // _SMALLEST_K
 _MAGNITUDE = np.int32(0x7FFFFFFF)
-_FRACTION = np.int32(FRACTION_BITS)
 
 _SIZES = {
     "panel": PANEL_BYTES,
@@ -53,9 +49,12 @@ _SIZES = {
     "codes": WIDTH,
     "random": 4 * WIDTH,
     "words": 4 * WIDTH,
+    "scales": HEIGHT * _BLOCKS,
+    "limbs": 8 * LIMBS,
 }
-_PANEL, _AMAX, _CODES, _RANDOM, _WORDS, _SCRATCH = accumulate(_SIZES.values(), initial=0)
-"""Where a worker's scratch has elements; largest magnitudes of blocks; codes, random integers and words of a row."""
+_PANEL, _AMAX, _CODES, _RANDOM, _WORDS, _SCALES, _LIMBS, _SCRATCH = accumulate(_SIZES.values(), initial=0)
+"""Where a worker's scratch has elements; largest magnitudes of blocks; codes, random integers and words of a row; scale
+codes of blocks; a sum."""
 
 
 # ---- the largest magnitude ----
@@ -85,6 +84,34 @@ def _panel_amax(bits, height, width, k, tile, amax):
                     top = max(top, amax[r, b])
                 for r in range(first, first + tile):
                     amax[r, b] = top
+
+
+@kernel
+def _scale_code(top, largest, job):
+    """Return the code of a scale with a mantissa, whose block has amax `top` and becomes `largest` at most."""
+    scales = fields_at(job.quotient.grid, Grid)
+    v = quotient(float_of(top), np.float64(largest) * np.float64(job.quotient.tensor), scales.top)
+    return round_even(rounded_to_odd(v), scales)
+
+
+@kernel
+def _panel_scales(panel, height, width, amax, job, grid, limbs, codes):
+    """Set the codes of such scales, uint8 [HEIGHT, blocks]; those of NaN blocks are any."""
+    k, numbers, group = job.k, job.quotient, max(job.tile, 1)
+    values, scales = carray(floats_at(numbers.elements), (16,)), carray(doubles_at(numbers.values), (256,))
+    for first in range(0, height, group):
+        for b in range(width // k):
+            top = amax[first, b]
+            code = _scale_code(top, numbers.most, job)
+            if job.four_over_six and top < INFINITY:
+                other, t = _scale_code(top, numbers.lower, job), np.float64(numbers.tensor)
+                block = panel[first : first + group, b * k : (b + 1) * k]
+                if other != code and four_errs_less(
+                    block, scales[code] * t, scales[other] * t, grid, values, job.four_over_six, limbs
+                ):
+                    code = other
+            for r in range(first, first + group):
+                codes[r, b] = code
 
 
 # ---- random integers ----
@@ -117,7 +144,7 @@ def _philox_groups(first_group, groups, table, words):
 
 @kernel
 def _random_integers(first, groups, per_call, table, mask, words, out):
-    """Fill out[: groups * per_call], int32, with what `_round_by` adds to the elements of groups from `first` on.
+    """Fill out[: groups * per_call], int32, with what `round_by` adds to the elements of groups from `first` on.
 
     `mask` has the bits of a fraction that are random, and `words` is scratch, uint32 [4, >= groups].
     """
@@ -135,30 +162,7 @@ def _random_integers(first, groups, per_call, table, mask, words, out):
                 out[4 * g + w] = np.int32(np.int32(words[w, g] >> np.uint32(10)) & mask)
 
 
-# ---- rounding ----
-
-_EXPONENT_FIELD, _CODE = np.int32(0x7F800000), np.int32(SCALE_CODE)
-
-
-@kernel
-def _round_even(v, grid):
-    """Return the code of a finite magnitude, float32, under RNE to a `Grid`: int32."""
-    held = min(v, grid.top)
-    binade = max(np.int32(bits_of(held) & _EXPONENT_FIELD), grid.smallest_normal)
-    # The product is exact. Adding it to v rounds once, to the steps of the binade, with ties to even steps.
-    steps = bits_of(float_of(binade) * grid.even_unit + held)
-    return np.int32(np.int32(steps + np.int32(binade >> grid.step_shift)) & _CODE)
-
-
-@kernel
-def _round_by(v, random, grid):
-    """Return the code of such a magnitude: rounded up if the fraction, in units of 2^-22, plus `random` carries."""
-    held = min(v, grid.top)
-    smallest = grid.smallest_normal
-    # The position of v if it is below the smallest normal magnitude, else of that magnitude, plus the distance from it.
-    line = np.int32(min(held, float_of(smallest)) * grid.line_unit)
-    above = np.int32(np.int32(max(bits_of(held), smallest) - smallest) << grid.position_shift)
-    return np.int32(np.int32(np.int32(line + above) + random) >> _FRACTION)
+# ---- codes ----
 
 
 @kernel
@@ -172,7 +176,7 @@ def _encode_even(row, bits, start, k, factor, job, grid, codes):
     base = np.uint64(start)
     for i in range(np.uint64(k)):
         j = base + i
-        code = _round_even(abs(row[j]) * factor * job.prescale, grid)
+        code = round_even(abs(row[j]) * factor * job.prescale, grid)
         codes[j] = np.uint8(code | _sign(bits[j], job.bits))
 
 
@@ -181,51 +185,8 @@ def _encode_by(row, bits, start, k, factor, job, random, grid, codes):
     base = np.uint64(start)
     for i in range(np.uint64(k)):
         j = base + i
-        code = _round_by(abs(row[j]) * factor * job.prescale, random[j], grid)
+        code = round_by(abs(row[j]) * factor * job.prescale, random[j], grid)
         codes[j] = np.uint8(code | _sign(bits[j], job.bits))
-
-
-# ---- quotients by scales with a mantissa ----
-#
-# In float64 a quotient lies on the same side of every step as the real one. As a float32 it stays there for RNE if it
-# is rounded to odd.
-
-
-@kernel
-def _rounded_down(v):
-    """Return a float64, not negative and within the range of float32, rounded toward zero: float32."""
-    near = np.float32(v)
-    return float_of(np.int32(bits_of(near) - np.int32(1))) if np.float64(near) > v else near
-
-
-@kernel
-def _rounded_to_odd(v):
-    """Return such a float64 if float32 has it, else the neighbour whose last bit is set."""
-    down = _rounded_down(v)
-    return down if np.float64(down) == v else float_of(np.int32(bits_of(down) | np.int32(1)))
-
-
-_STEP_BIAS = np.int32(127 - 23)
-"""Makes the bits of 2^-p of a `Grid`'s step shift, p the mantissa bits."""
-
-
-@kernel
-def _round_quotient_by(v, random, grid):
-    """Do what `_round_by` does with such a float64, whose place between two steps may not fit a float32."""
-    down = _rounded_down(v)
-    binade = max(np.int32(bits_of(down) & _EXPONENT_FIELD), grid.smallest_normal)
-    step = float_of(np.int32(np.int32(grid.step_shift + _STEP_BIAS) << np.int32(23)))
-    steps = v / (np.float64(float_of(binade)) * step)  # exact
-    fraction = np.int32((steps - np.floor(steps)) * (1 << FRACTION_BITS))
-    carry = np.int32(np.int32(fraction + random) >> _FRACTION)
-    return np.int32(_round_by(down, np.int32(0), grid) + carry)
-
-
-@kernel
-def _quotient(magnitude, divisor, top):
-    """Return a quotient in float64, `top` at most; 0 where the divisor is 0."""
-    v = np.float64(magnitude) / divisor if divisor != 0 else 0.0
-    return min(v, np.float64(top))
 
 
 @kernel(inline="always")
@@ -233,11 +194,11 @@ def _encode_quotients(row, bits, start, k, divisor, job, random, grid, codes):
     base = np.uint64(start)
     for i in range(np.uint64(k)):
         j = base + i
-        v = _quotient(abs(row[j]), divisor, grid.top)
+        v = quotient(abs(row[j]), divisor, grid.top)
         if job.rounding == EVEN:
-            code = _round_even(_rounded_to_odd(v), grid)
+            code = round_even(rounded_to_odd(v), grid)
         else:
-            code = _round_quotient_by(v, random[j], grid)
+            code = round_quotient_by(v, random[j], grid)
         codes[j] = np.uint8(code | _sign(bits[j], job.bits))
 
 
@@ -268,7 +229,7 @@ def _pack(codes, width, bits, packed):
 
 
 @kernel(inline="always")  # a call would pass every field of the job, for each row
-def _encode_row(row, bits, width, amax, job, grid, random, codes, packed, scales):
+def _encode_row(row, bits, width, amax, chosen, job, grid, random, codes, packed, scales):
     k = job.k
     for b in range(width // k):
         top = amax[b]
@@ -277,11 +238,9 @@ def _encode_row(row, bits, width, amax, job, grid, random, codes, packed, scales
             codes[b * k : (b + 1) * k] = 0
             continue
         if job.quotient.grid:
-            tensor, scale_grid = np.float64(job.quotient.tensor), fields_at(job.quotient.grid, Grid)
-            v = _quotient(float_of(top), np.float64(job.quotient.most) * tensor, scale_grid.top)
-            code = _round_even(_rounded_to_odd(v), scale_grid)
-            scales[b] = np.uint8(job.scale.zero_scale) if top == 0 else np.uint8(code)
-            divisor = carray(doubles_at(job.quotient.values), (256,))[code] * tensor
+            code = chosen[b]
+            scales[b] = np.uint8(job.scale.zero_scale) if top == 0 else code
+            divisor = carray(doubles_at(job.quotient.values), (256,))[code] * np.float64(job.quotient.tensor)
             _encode_quotients(row, bits, b * k, k, divisor, job, random, grid, codes)
             continue
         code = code_of_amax(top, job.scale)
@@ -312,6 +271,8 @@ def _encode_panels(address, begin, end, room):
     codes = carray(bytes_at(room + _CODES), (WIDTH,))
     random = carray(words_at(room + _RANDOM), (WIDTH,))
     words = carray(unsigned_at(room + _WORDS), (4, WIDTH // 4))
+    chosen = carray(bytes_at(room + _SCALES), (HEIGHT, _BLOCKS))
+    limbs = carray(numbers_at(room + _LIMBS), (LIMBS,))
     random[:] = job.integer
     across = -(-length // WIDTH)
     for task in range(begin, end):
@@ -322,6 +283,8 @@ def _encode_panels(address, begin, end, room):
             for r in range(height):
                 transform_row(panel[r], width, n, signs, norm)
         _panel_amax(bits, height, width, k, job.tile, amax)
+        if job.quotient.grid:
+            _panel_scales(panel, height, width, amax, job, grid, limbs, chosen)
         for r in range(height):
             if job.rounding > CONSTANT:
                 index = row_indices[row + r] if job.row_indices else job.first_row + row + r
@@ -329,7 +292,7 @@ def _encode_panels(address, begin, end, room):
                 groups = width // job.per_call
                 _random_integers(np.uint64(group), groups, job.per_call, table, job.integer, words, random)
             _encode_row(
-                panel[r], bits[r], width, amax[r], job, grid, random, codes,
+                panel[r], bits[r], width, amax[r], chosen[r], job, grid, random, codes,
                 packed[row + r, column * element_bits // 8 : (column + width) * element_bits // 8],
                 scales[row + r, column // k : (column + width) // k],
             )  # fmt: skip

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 pytest.importorskip("numba")
 
 from every_path import EveryPath
-from mxref import OperandSpec, Rounding, Stream, get_backend
+from mxref import BlockShape, FourOverSix, OperandSpec, Rounding, Stream, get_backend
 from mxref.formats import NVFP4
 from mxref.placement import Placement
 from mxref.steps.random import random_integers
@@ -134,3 +134,27 @@ def test_every_code_is_decoded(kernels: EveryPath, amax: np.float32, dtype: str)
         q = replace(like, codes=codes, scales=scales)
         got, want = (each.dequantize(q, dtype) for each in (kernels, REFERENCE))
         np.testing.assert_array_equal(got.view(np.uint8), want.view(np.uint8))
+
+
+@pytest.mark.parametrize("by", list(FourOverSix)[1:])
+@pytest.mark.parametrize("block", [NVFP4.row, NVFP4.tile])
+def test_four_over_six(kernels: EveryPath, by: FourOverSix, block: BlockShape) -> None:
+    """Among the blocks are many whose two errors are equal, or differ by less than float64 can add."""
+    rng = np.random.default_rng(1)
+    near = (rng.integers(-96, 97, (96, 64)) / 16).astype(np.float32)
+    near[::2] += np.where(rng.random((48, 64)) < 0.1, np.float32(2.0**-20), np.float32(0))
+    near[1::4, 3::7] = 2.0**-70
+    drawn = rng.standard_normal((96, 64)).astype(np.float32)
+    drawn[3, 5], drawn[20:22] = np.nan, 0
+    spec = OperandSpec(NVFP4, four_over_six=by, block=block)
+    taken = 0
+    for x in (near, drawn):
+        for amax in (1536, 96, 1e-3, 3e38, None):
+            place = replace(placed(np.float32(1)), amax=None) if amax is None else placed(np.float32(amax))
+            q = check(kernels, x, spec, place)
+            six = REFERENCE.quantize(x, replace(spec, four_over_six=FourOverSix.OFF), placement=place)
+            taken += amax is not None and np.any(q.scales != six.scales)
+        check(kernels, x, replace(spec, rounding=Rounding.SR), placed(np.float32(6)))
+        for q, axis in zip(kernels.quantize_dual(x, (spec, spec)), (1, 0), strict=True):
+            assert q == REFERENCE.quantize(x, spec, axis=axis)
+    assert taken > 3
