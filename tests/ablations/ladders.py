@@ -16,8 +16,8 @@ from typing import Any
 from bench.records import RECORDS
 from mxref_training.lab.collect import Collected, collect
 from mxref_training.lab.contrasts import Difference, Pool, difference
-from mxref_training.lab.curves import late_loss
 from mxref_training.lab.ladder import load_ladder
+from mxref_training.lab.measures import late_loss
 
 LADDERS = "readings", "paper_50m", "tseng"
 """The ladders of the page."""

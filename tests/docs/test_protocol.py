@@ -10,9 +10,10 @@ from places import ROOT
 
 pytest.importorskip("mxref_training.lab.ladder")
 
-from mxref_training.lab.answers import Answers, Measures
+from mxref_training.lab.answers import Answers
 from mxref_training.lab.contrasts import equal_power, smallest_difference
 from mxref_training.lab.ladder import Ladder, load_ladder
+from mxref_training.lab.measures import Measures
 
 PAGE = (ROOT / "docs" / "records" / "ablation_protocol_2026-11-24.txt").read_text(encoding="utf-8")
 EXPERIMENTS = (ROOT / "docs" / "records" / "experiments_2026-11-27.txt").read_text(encoding="utf-8")

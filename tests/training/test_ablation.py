@@ -24,7 +24,7 @@ from mxref_training.errors import ConfigError
 from mxref_training.interrupt import Interrupted
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.study import load_results
-from mxref_training.report.ladder.words import headline
+from mxref_training.report.ladder.page import headline
 from mxref_training.trainer import train
 
 

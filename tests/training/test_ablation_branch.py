@@ -17,7 +17,6 @@ import mxref
 from ablation_fakes import FakeTrainer, in_process, ladder, run_branches, run_ladder, tiny
 from mxref.cli import main
 from mxref.recipe_files import load_recipe, recipe_from_table
-from mxref.tomlio import to_table
 from mxref_training.branch_start import begin_branch
 from mxref_training.errors import ConfigError
 from mxref_training.interrupt import Interrupted
@@ -219,30 +218,32 @@ def test_the_history_of_fp8_begins_anew_where_the_trunk_had_none(tmp_path: Path)
 def test_pairs_and_intervals_over_seeds() -> None:
     lad = design(moments=["4"])
 
-    def record(last: float) -> dict[str, Any]:
+    def record(arm: str, seed: int, last: float) -> dict[str, Any]:
         # Eight points, so that the last quarter is not the last point.
         points = [[step, 5.0 if step < 12 else last] for step in range(5, 13)]
-        facts = {"pair": 0, "seed": 0, "diverged": False, "reason": "", "environment": {}}
+        facts = {"arm": arm, "pair": seed, "seed": 0, "diverged": False, "reason": "", "environment": {}}
         return {**facts, "train_curve": points, "losses": points}
 
+    def assembled(found: list[Any]) -> dict[str, Any]:
+        return assemble_branches(lad, tiny(), found, data={}, backend="numba")
+
     ends = {"fp8": (4.0, 4.1, 4.2), "h16": (4.1, 4.3, 4.3)}
-    found = {(4, arm, seed): record(last) for arm, values in ends.items() for seed, last in enumerate(values)}
-    results = assemble_branches(lad, tiny(), found, {}, "numba")
+    found = [(4, record(arm, seed, last)) for arm, values in ends.items() for seed, last in enumerate(values)]
+    results = assembled(found)
     h16 = by_name(results, 0)["h16"]
     assert h16["validation_last"]["mean"] == pytest.approx((0.1 + 0.2 + 0.1) / 3)
     # Student's t at 95 % with two degrees of freedom, times the standard error.
     assert h16["validation_last"]["half_width"] == pytest.approx(4.30265 * 0.057735 / 3**0.5, rel=1e-4)
     assert h16["train_last"]["mean"] == pytest.approx((0.1 + 0.2 + 0.1) / 3 / 2)
     assert h16["difference"]["train"][0] == [5, 0.0]
-    backwards = assemble_branches(lad, tiny(), dict(reversed(found.items())), {}, "numba")
+    backwards = assembled(found[::-1])
     assert [arm["name"] for arm in backwards["moments"][0]["arms"]] == ["fp8", "h16"]
     assert by_name(backwards, 0)["h16"]["validation_last"] == h16["validation_last"]
     # A seed without the trunk's own branch has no partner; the others keep theirs.
-    fewer = {at: one for at, one in found.items() if at != (4, "fp8", 0)}
-    last = by_name(assemble_branches(lad, tiny(), fewer, {}, "numba"), 0)["h16"]["validation_last"]
+    last = by_name(assembled(found[1:]), 0)["h16"]["validation_last"]
     assert (last["pairs"], last["mean"]) == (2, pytest.approx((0.2 + 0.1) / 2))
     # Before the trunk's own branch has ended there is nothing to compare with.
-    alone = assemble_branches(lad, tiny(), dict(list(found.items())[3:]), {}, "numba")
+    alone = assembled(found[3:])
     assert by_name(alone, 0)["h16"]["validation_last"] is None
 
 
@@ -331,7 +332,7 @@ def test_the_command_branches_and_prints_the_differences(
 
 def test_annealed_branches_end_at_a_rate_of_0_and_are_evaluated_with_another_recipe(tmp_path: Path) -> None:
     backend = mxref.get_backend("numba")
-    asked = Extra({}, {"bf16": to_table(load_recipe("bf16"))})
+    asked = Extra({}, {"bf16": load_recipe("bf16")})
     results, _ = branches(
         tmp_path / "a",
         design(anneal=True, moments=["4"]),

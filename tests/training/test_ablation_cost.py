@@ -31,9 +31,9 @@ def a_run(arm: str, out: Path = Path("nowhere"), **more: Any) -> ArmRun:
 def test_an_unknown_arm_costs_what_the_slowest_known_does_and_a_begun_run_its_rest(tmp_path: Path) -> None:
     costs = Costs()
     assert costs.expected(a_run("fp8")) is None
-    costs.learn(a_run("fp8"), 20.0)
-    costs.learn(a_run("bad"), 50.0)
-    costs.learn(a_run("bad"), 40.0)
+    costs.learn("fp8", TOKENS, 20.0)
+    costs.learn("bad", TOKENS, 50.0)
+    costs.learn("bad", TOKENS, 40.0)
     assert costs.expected(a_run("fp8")) == pytest.approx(22.0)
     assert costs.expected(a_run("h16")) == pytest.approx(55.0)
     assert costs.expected(a_run("fp8", stops=(10, 50))) == pytest.approx(11.0)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from ablation_fakes import ladder, table
-from mxref_training.lab.answers import Answers, Measures, sentence
+from mxref_training.lab.answers import Answers, sentence
 from mxref_training.lab.contrasts import Difference, smallest_difference
-from mxref_training.lab.curves import Crossing, Reach
+from mxref_training.lab.measures import Crossing, Measures, Reach
 from mxref_training.lab.result_file import plain
 from mxref_training.lab.verdict import Outcome
 
@@ -51,8 +51,9 @@ def measures() -> Measures:
     crossings["gone"] = dict.fromkeys(range(4), Crossing(Reach.DIVERGED, math.nan))
     crossings["half"] |= dict.fromkeys((1, 3), Crossing(Reach.DIVERGED, math.nan))
     crossings["slow"] |= {3: Crossing(Reach.NEVER, 1500.0)}
-    counts = dict.fromkeys(ARMS, (0, 4)) | {"gone": (4, 4), "half": (2, 4)}
-    return Measures(losses, crossings, counts)
+    diverged = {name: dict.fromkeys(range(4), name == "gone") for name in ARMS}
+    diverged["half"] |= {1: True, 3: True}
+    return Measures(losses, crossings, diverged)
 
 
 def rows(found: Measures, lad: Any = LADDER) -> Mapping[str, dict[str, Any]]:
@@ -140,11 +141,17 @@ def test_censored_runs_of_both_arms_leave_no_bound_and_early_ones_the_other() ->
 
 def test_an_unfinished_ladder_has_answers_for_what_there_is() -> None:
     some = measures()
-    found = rows(Measures({"fp8": some.losses["fp8"]}, {"fp8": some.crossings["fp8"]}, {"fp8": (0, 4)}))
+    found = rows(
+        Measures(
+            {"fp8": some.losses["fp8"]},
+            {"fp8": some.crossings["fp8"]},
+            {"fp8": dict.fromkeys(range(4), False)},
+        )
+    )
     assert {row["outcome"] for row in found.values()} == {"missing"}
     assert {row["answer"] for row in found.values()} == {"Not run yet."}
     one = {name: {0: some.losses[name][0]} for name in ("fp8", "low")}
-    found = rows(Measures(one, {}, {"fp8": (0, 1), "low": (0, 1)}))
+    found = rows(Measures(one, {}, {"fp8": {0: False}, "low": {0: False}}))
     assert found["low"]["outcome"] == "underpowered"
     assert "no spread is known" in found["low"]["answer"]
     json.dumps(plain(list(found.values())), allow_nan=False)
@@ -152,7 +159,7 @@ def test_an_unfinished_ladder_has_answers_for_what_there_is() -> None:
 
 def test_a_pilot_of_the_reference_gives_the_power_of_the_planned_seeds() -> None:
     losses = {"fp8": {0: 4.00, 1: 4.02, 2: 4.01}}
-    found = Answers(LADDER, Measures(losses, {}, {"fp8": (0, 3)}), 4).power()
+    found = Answers(LADDER, Measures(losses, {}, {"fp8": dict.fromkeys(range(3), False)}), 4).power()
     assert (found["source"], found["runs"], found["spread"]) == (
         "pilot",
         3,

@@ -95,7 +95,7 @@ def test_holm_of_a_worked_example() -> None:
     # 0.01 x 4, 0.02 x 3, then 0.03 x 2 and 0.04 x 1, which may not fall below the one before.
     assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
     assert holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
-    assert holm([0.01, None, 0.02]) == [pytest.approx(0.03), None, pytest.approx(0.04)]
+    assert holm([0.01, math.nan, 0.02]) == pytest.approx([0.03, math.nan, 0.04], nan_ok=True)
     assert holm([]) == []
 
 

@@ -14,12 +14,12 @@ from ablation_fakes import ladder
 from mxref.tomlio import build
 from mxref_training.cli.report import report
 from mxref_training.errors import ConfigError
-from mxref_training.lab.answers import Answers, Measures, combined
+from mxref_training.lab.answers import Answers, combined
 from mxref_training.lab.contrasts import student_point
-from mxref_training.lab.curves import flags, late_slope
 from mxref_training.lab.ladder import Ladder, extended
+from mxref_training.lab.measures import Measures, flags, late_slope
 from mxref_training.lab.result_file import write_json
-from mxref_training.report.ladder.words import flag_line
+from mxref_training.report.ladder.page import flag_line
 
 SEEDS = range(5)
 SR = {"all": {"format": "mxfp4", "rounding": "sr"}}

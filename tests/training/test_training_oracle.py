@@ -10,7 +10,7 @@ import pytest
 from mxref_training.config import OptimConfig, Schedule
 from mxref_training.data import Loader, sequential_batches
 from mxref_training.lab.contrasts import student_point
-from mxref_training.lab.curves import first_crossing
+from mxref_training.lab.measures import first_crossing
 from mxref_training.optim import learning_rate
 from training_oracle import layer as oracle
 from training_oracle import study as study_oracle

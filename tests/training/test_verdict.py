@@ -9,8 +9,8 @@ import pytest
 
 from mxref_training.errors import ConfigError
 from mxref_training.lab.contrasts import Difference
-from mxref_training.lab.curves import Crossing, Reach, first_crossing, late_loss, loss_at
 from mxref_training.lab.ladder import Says
+from mxref_training.lab.measures import Crossing, Reach, first_crossing, late_loss, loss_at
 from mxref_training.lab.verdict import (
     Noise,
     Outcome,
@@ -164,18 +164,16 @@ def of(estimate: float, error: float = 0.002, freedom: int = 80) -> Difference:
         (of(0.002), 0.9, NONE, Outcome.EQUAL),
         (of(0.009), 0.9, NONE, Outcome.UNDERPOWERED),
         (of(0.002, 0.02), 0.9, NONE, Outcome.UNDERPOWERED),
-        (Difference(1, 0.0), None, NONE, Outcome.UNDERPOWERED),
-        (None, None, NONE, Outcome.MISSING),
-        (None, None, ((3, 3), (0, 3)), Outcome.DIVERGES),
+        (Difference(1, 0.0), math.nan, NONE, Outcome.UNDERPOWERED),
+        (None, math.nan, NONE, Outcome.MISSING),
+        (None, math.nan, ((3, 3), (0, 3)), Outcome.DIVERGES),
         (of(-0.02), 0.001, ((1, 3), (0, 3)), Outcome.UNDECIDED),
-        (None, None, ((3, 3), (1, 3)), Outcome.UNDECIDED),
-        (None, None, ((0, 3), (3, 3)), Outcome.UNDECIDED),
-        (None, None, ((3, 3), (0, 0)), Outcome.UNDECIDED),
+        (None, math.nan, ((3, 3), (1, 3)), Outcome.UNDECIDED),
+        (None, math.nan, ((0, 3), (3, 3)), Outcome.UNDECIDED),
+        (None, math.nan, ((3, 3), (0, 0)), Outcome.UNDECIDED),
     ],
 )
-def test_outcome_rule(
-    found: Difference | None, corrected: float | None, diverged: Any, expected: Outcome
-) -> None:
+def test_outcome_rule(found: Difference | None, corrected: float, diverged: Any, expected: Outcome) -> None:
     assert outcome(found, corrected, *diverged) is expected
 
 

@@ -9,10 +9,12 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from mxref_training.lab import answers, contrasts, curves, results, study, verdict
+import pytest
+
+from mxref_training.lab import answers, contrasts, measures, results, study, verdict
 from mxref_training.lab.contrasts import Difference
-from mxref_training.lab.curves import Crossing, Reach
-from mxref_training.lab.results import _Study
+from mxref_training.lab.measures import Crossing, Reach
+from mxref_training.lab.results import Comparison
 from mxref_training.lab.verdict import Overhead
 from training_oracle.faults.loop import Patch, Plant
 
@@ -39,11 +41,11 @@ def seed_of_the_arm(config: Any, arm: Any, seed: int) -> Any:
 
 # ---- crossings ----
 
-_right_crossing = curves.first_crossing
+_right_crossing = measures.first_crossing
 
 
 def _crossing(change: Callable[[Any, float], Crossing]) -> Plant:
-    return lambda patch: patch.setattr(results, "first_crossing", change)
+    return lambda patch: patch.setattr(measures, "first_crossing", change)
 
 
 @_crossing
@@ -87,19 +89,19 @@ def first_taken_for_crossed(curve: Any, target: float) -> Crossing:
 # ---- pairs ----
 
 
-def _paired(partner: Callable[[_Study, int], int]) -> Plant:
+def _paired(partner: Callable[[Comparison, int], int]) -> Plant:
     """The reference of another pair than the arm's own."""
 
-    def overhead(self: _Study, arm: str) -> Overhead | None:
+    def overhead(self: Comparison, arm: str) -> Overhead | None:
         found = self.measures.crossings[arm].items()
-        pairs = [(crossing, self.crossings[partner(self, pair)]) for pair, crossing in found]
+        pairs = [(crossing, self.measures.reference[partner(self, pair)]) for pair, crossing in found]
         return results.overhead(pairs, self.noise, self.resolution)
 
-    return lambda patch: patch.setattr(_Study, "_overhead", overhead)
+    return lambda patch: patch.setattr(Comparison, "_overhead", overhead)
 
 
 paired_with_the_first = _paired(lambda self, pair: 0)
-paired_with_the_next = _paired(lambda self, pair: (pair + 1) % len(self.crossings))
+paired_with_the_next = _paired(lambda self, pair: (pair + 1) % len(self.measures.reference))
 
 _right_overhead = verdict.overhead
 
@@ -171,19 +173,20 @@ def normal_points(patch: Patch) -> None:
 
 # ---- targets ----
 
-_right_target = _Study._target
+_right_measure = measures.measure
 
 
 def target_of_the_first_seed(patch: Patch) -> None:
-    first: dict[int, Any] = {}
+    def measure(ladder: Any, config: Any, records: Any) -> Any:
+        first = _right_measure(ladder, config, records).targets[0]
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(measures, "target_loss", lambda *_: first)
+            return _right_measure(ladder, config, records)
 
-    def target(self: _Study, curve: Any) -> Any:
-        return first.setdefault(id(self), _right_target(self, curve))
-
-    patch.setattr(_Study, "_target", target)
+    patch.setattr(results, "measure", measure)
 
 
 def target_not_interpolated(patch: Patch) -> None:
     patch.setattr(
-        results, "loss_at", lambda curve, tokens: min(curve, key=lambda point: abs(point[0] - tokens))[1]
+        measures, "loss_at", lambda curve, tokens: min(curve, key=lambda point: abs(point[0] - tokens))[1]
     )

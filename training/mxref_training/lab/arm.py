@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from mxref.backend import Backend
 from mxref.recipe import Recipe
-from mxref.recipe_files import recipe_from_table
-from mxref.tomlio import build, to_table
+from mxref.tomlio import to_table
 from mxref_training import environment
 from mxref_training.branch_start import begin_branch
 from mxref_training.checkpoint import CheckpointStore
 from mxref_training.config import TrainConfig
-from mxref_training.config_files import config_from_table
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.durable import explained, locked, make_folder, sync
 from mxref_training.errors import ConfigError, DivergedError
@@ -32,7 +30,7 @@ from mxref_training.identity import identity
 from mxref_training.lab import result_file
 from mxref_training.lab.ladder import SEED, Arm
 from mxref_training.lab.last_checkpoint import Extra, evaluate_last, release
-from mxref_training.lab.result_file import Record, read_json, write_json
+from mxref_training.lab.result_file import Record, Table, read_json, write_json
 from mxref_training.log import read_result
 
 if TYPE_CHECKING:
@@ -44,15 +42,6 @@ DESIGN = "design"
 _KEY = "arm.json"
 _RESULT = result_file.NAME
 _LOCK = "arm.lock"
-
-
-@dataclass(frozen=True)
-class Start:
-    """The checkpoint from which a run branches off."""
-
-    trunk: Path
-    """Folder of the run that has it."""
-    step: int
 
 
 def run_name(arm: str, seed: int) -> str:
@@ -72,17 +61,19 @@ class ArmRun:
     config: TrainConfig
     """With the seeds of this run."""
     recipe: Recipe
-    key: dict[str, Any] = field(default_factory=dict)
+    key: Table = field(default_factory=dict)
     """Its fingerprint, as JSON gives it back; empty as long as the tokens are not known."""
-    corpus: str = field(default="", compare=False)
+    corpus: str = ""
     """One line about the documents."""
-    keep_checkpoints: bool = field(default=True, compare=False)
+    keep_checkpoints: bool = True
     """Whether its checkpoints stay when it is finished."""
-    start: Start | None = None
-    """Where it branches off another run; None: it starts at step 0."""
+    trunk: Path | None = None
+    """Folder of the run that it branches off; None: it starts at step 0."""
+    first: int = 0
+    """The step at which it starts, of which the trunk has a checkpoint."""
     stops: tuple[int, ...] = ()
     """Steps of which it keeps a checkpoint; it ends after the last. Empty: it ends after `config.run.steps`."""
-    extra: Extra = field(default=Extra(), compare=False)
+    extra: Extra = field(default=Extra())
     """Further evaluations of its last checkpoint."""
 
     @property
@@ -93,18 +84,17 @@ class ArmRun:
     @property
     def title(self) -> str:
         """Name in messages."""
-        return f"{self.name} from step {self.start.step}" if self.start else self.name
-
-    @property
-    def span(self) -> tuple[int, int]:
-        """The steps at which it starts and ends."""
-        return self.start.step if self.start else 0, self.stops[-1] if self.stops else self.config.run.steps
+        return f"{self.name} from step {self.first}" if self.trunk else self.name
 
     @property
     def steps(self) -> int:
         """The steps that it takes."""
-        first, last = self.span
-        return last - first
+        return (self.stops[-1] if self.stops else self.config.run.steps) - self.first
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of its steps."""
+        return self.steps * self.config.run.step_tokens
 
     @property
     def folder(self) -> Path:
@@ -134,11 +124,12 @@ class ArmRun:
             "key": self.key,
             "config": to_table(self.config),
             "corpus": self.corpus,
+            "metrics": result_file.metrics_digest(self.folder),
+            "record": record,
         }
-        sealed = result_file.sealed(facts, self.folder, record)
-        write_json(self.folder / _RESULT, sealed)
+        written: Table = write_json(self.folder / _RESULT, result_file.sealed(facts))
         self.drop_checkpoints()
-        found: Record = sealed["record"]
+        found: Record = written["record"]
         return found
 
     def drop_checkpoints(self) -> None:
@@ -169,7 +160,7 @@ class ArmRun:
                 write_json(self.folder / _KEY, self.key)
         return said
 
-    def _make_room(self, stored: dict[str, Any] | None) -> str:
+    def _make_room(self, stored: Table | None) -> str:
         """Keep a run that only has to go on for more steps, and move another one aside; return what will happen."""
         if stored and is_longer(stored, self.key):
             began = (self.folder / _KEY).exists()
@@ -187,8 +178,7 @@ class ArmRun:
     def alone(self) -> Iterator[None]:
         """Lock the existing directory against other processes; ConfigError if another process holds the lock.
 
-        Two processes that write the same run would damage it silently. The other process may be the same command,
-        given twice. It may also be a child of a killed ladder, which ends after its current step.
+        It may be the same command, given twice, or a child of a killed ladder, which ends after its current step.
         """
 
         def busy(holder: str) -> ConfigError:
@@ -199,35 +189,15 @@ class ArmRun:
                 held.enter_context(locked(self.folder / _LOCK, busy))
             yield
 
-    def to_table(self) -> dict[str, Any]:
-        """Return this run as JSON values."""
-        start = [str(self.start.trunk), self.start.step] if self.start else None
-        return {**to_table(self), "out": str(self.out), "start": start}
-
-    @classmethod
-    def from_table(cls, table: dict[str, Any]) -> ArmRun:
-        """Return the run that `to_table` wrote."""
-        made = {
-            "out": Path(table["out"]),
-            "arm": build(Arm, table["arm"], "arm"),
-            "config": config_from_table(table["config"]),
-            "recipe": recipe_from_table(table["recipe"]),
-            "start": Start(Path(table["start"][0]), table["start"][1]) if table["start"] else None,
-            "stops": tuple(table["stops"]),
-            "extra": build(Extra, table["extra"], "extra"),
-        }
-        return cls(**(table | made))
-
     def has_begun(self) -> bool:
         """Return whether this run, and no other, is in its directory."""
         return self._stored_key() == self.key
 
     def progress(self) -> float:
         """Return the part of the run that its newest checkpoint holds."""
-        first, _ = self.span
-        return min(1.0, ((self._store.latest() or first) - first) / self.steps)
+        return min(1.0, ((self._store.latest() or self.first) - self.first) / self.steps)
 
-    def _stored_key(self) -> dict[str, Any] | None:
+    def _stored_key(self) -> Table | None:
         """Return the fingerprint of the run in the directory; a collected result holds its own."""
         return read_json(self.folder / _KEY) or (result_file.read(self.folder / _RESULT) or {}).get("key")
 
@@ -270,25 +240,17 @@ def train_arm(
         ConfigError: another process is training in the directory.
         Interrupted: the trainer raises it. Its other errors pass too, except divergence, which is a result.
     """
+    config, recipe, folder = run.config, run.recipe, run.folder
     with run.alone() if ranks.first else nullcontext():
         shared: dict[str, Any] = {"backend": backend, "corpus": corpus, "label": run.arm.label}
         diverged = ""
         try:
-            if run.start:
-                trunk, step = run.start.trunk, run.start.step
-                begin_branch(run.config, run.recipe, run.folder, trunk=trunk, step=step, **shared)
+            if run.trunk:
+                begin_branch(config, recipe, folder, trunk=run.trunk, step=run.first, **shared)
+            more = {"progress": progress, "resume": True, "ranks": ranks}
             for stop in run.stops or (None,):
                 release(backend)
-                result = trainer(
-                    run.config,
-                    run.recipe,
-                    run.folder,
-                    progress=progress,
-                    resume=True,
-                    stop_after=stop,
-                    ranks=ranks,
-                    **shared,
-                )
+                result = trainer(config, recipe, folder, stop_after=stop, **more, **shared)
         except DivergedError as err:
             diverged = str(err)
         if not ranks.first:
@@ -296,18 +258,18 @@ def train_arm(
         record: Record = {
             "arm": run.arm.name,
             "pair": run.seed,
-            "seed": run.config.run.seed,
-            "data_seed": run.config.run.data_seed,
+            "seed": config.run.seed,
+            "data_seed": config.run.data_seed,
             "diverged": bool(diverged),
             "reason": diverged,
         }
         if diverged:
             # Divergence is a result, with the curve up to that point: some arms exist to show it. A curve that rises
             # again without this error is judged when the results are assembled.
-            record |= {"losses": read_result(run.folder).losses}
+            record["losses"] = read_result(folder).losses
         else:
             # A branch counts its tokens from step 0, but the first of them took the trunk's time.
-            tokens = result.tokens - run.span[0] * run.config.run.step_tokens
+            tokens = result.tokens - run.first * config.run.step_tokens
             record |= {
                 "losses": result.losses,
                 "seconds": result.seconds,
@@ -317,11 +279,11 @@ def train_arm(
             }
             if run.extra:
                 record["last"] = evaluate_last(
-                    run.config, run.recipe, run.folder, run.extra, backend=backend, corpus=corpus
+                    config, recipe, folder, run.extra, backend=backend, corpus=corpus
                 )
-        record["train_curve"] = result_file.train_curve(run.folder)
-        record["evaluation_seconds"] = result_file.evaluation_seconds(run.folder)
-        facts = read_json(run.folder / "run.json") or {}
+        record["train_curve"] = result_file.train_curve(folder)
+        record["evaluation_seconds"] = result_file.evaluation_seconds(folder)
+        facts = read_json(folder / "run.json") or {}
         kept = ("started", "parameters", "flops_per_token", "versions", "platform", "hardware")
         record["environment"] = {key: facts[key] for key in kept if key in facts}
         return run.finish(record)
@@ -332,36 +294,34 @@ def train_arm(
 
 def fingerprint(
     config: TrainConfig, recipe: Recipe, backend: Backend, corpus: Any, code: str, ranks: int = 1
-) -> dict[str, Any]:
-    """Return everything that an arm's result depends on, by part, so that a change can be named.
-
-    A finished run is kept, and a changed one is trained again.
-    """
+) -> Table:
+    """Return everything that an arm's result depends on, by part, so that a change can be named."""
     parts = identity(config, recipe, backend, corpus)
     several = {"ranks": ranks} if ranks > 1 else {}
-    return parts | {"run": parts["run"] | {"steps": config.run.steps}, "code": code} | several
+    key = parts | {"run": parts["run"] | {"steps": config.run.steps}, "code": code} | several
+    found: Table = result_file.plain(key)
+    return found
 
 
-def is_longer(old: dict[str, Any], new: dict[str, Any]) -> bool:
+def is_longer(old: Table, new: Table) -> bool:
     """Return whether the new fingerprint differs only in a larger number of steps, so that the old run can continue."""
     before, now = old["run"].get("steps", 0), new["run"]["steps"]
     return before < now and old | {"run": old["run"] | {"steps": now}} == new
 
 
-def changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+def changes(old: Table, new: Table) -> list[str]:
     """Return what differs between two fingerprints, in words."""
     found = []
     for part, value in new.items():
         before = old.get(part)
         if isinstance(value, dict) and isinstance(before, dict):
-            keys = differences(before, value)
-            if keys:
+            if keys := differences(before, value):
                 found.append(f"{part} {', '.join(keys[:3])}{' and more' * (len(keys) > 3)} changed")
         elif value != before:
             found.append(f"the {part} changed")
     return found or ["its fingerprint changed"]
 
 
-def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+def differences(old: Table, new: Table) -> list[str]:
     """Return the keys in which two tables differ, each with the keys of the tables around it, in order."""
     return sorted(key for key, _, _ in environment.differences(old, new))

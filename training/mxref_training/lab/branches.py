@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -20,12 +19,12 @@ import mxref
 from mxref.tomlio import shown, to_table
 from mxref_training.config import Schedule
 from mxref_training.errors import ConfigError
-from mxref_training.lab.arm import DESIGN, ArmRun, Start, set_aside
-from mxref_training.lab.contrasts import scatter
+from mxref_training.lab.arm import DESIGN, ArmRun, set_aside
+from mxref_training.lab.contrasts import paired, scatter
 from mxref_training.lab.ladder import Arm, Branch, Ladder
 from mxref_training.lab.last_checkpoint import VALIDATION, Extra
 from mxref_training.lab.result_file import Record, digest, write_json
-from mxref_training.lab.study import Study, Tally, require_runnable, seeded
+from mxref_training.lab.study import Study, Tally, seeded
 
 if TYPE_CHECKING:
     from mxref_training.config import TrainConfig
@@ -46,18 +45,14 @@ _MOMENT = re.compile(r"(?P<step>\d+)|(?P<share>\d+(?:\.\d+)?)\s*%")
 def run_branches(study: Study) -> dict[str, Any]:
     """Train the branches that are not finished, and return the results, also written to `branch.json`.
 
-    Args:
-        study: the ladder, whose table `[branch]` is the design, and how it is trained. `run.steps` sets what a share
-            of the run is; a branch takes `updates` steps.
-
     Raises:
         ConfigError: a moment does not fit the run, or an unknown arm.
         UnsupportedError: the backend does not declare what an arm asks for.
         Interrupted: the trainer or the runner was interrupted; the next call continues there.
     """
-    ladder, config, design = study.ladder, study.config, study.ladder.branch
+    ladder, config = study.ladder, study.config
     chosen = branching(ladder, study.arms)
-    require_runnable(ladder, chosen, study.backend)
+    study.require_runnable(chosen)
     for arm in chosen:
         if "model" in arm.train:
             raise ConfigError(
@@ -65,28 +60,28 @@ def run_branches(study: Study) -> dict[str, Any]:
                 f"--arms=-{arm.name} leaves the arm out"
             )
     plan = branch_runs(ladder, config, study.out, study.seeds)
-    trunks = {run.seed: _trunk(study, run) for run in plan if not run.start}
-    branches = [_branch(study, run, trunks[run.seed]) for run in plan if run.start]
-    wanted = [run for run in branches if run.arm in chosen]
+    trunks = {run.seed: _trunk(study, run) for run in plan if not run.trunk}
+    branches = [_branch(study, run, trunks[run.seed]) for run in plan if run.trunk]
 
     def results(records: dict[str, Record]) -> dict[str, Any]:
-        found = {
-            (run.start.step, run.arm.name, run.seed): records[run.title]
-            for run in branches
-            if run.start and run.title in records
-        }
-        shared = branch_config(config, replace(design, anneal=False), 0)
-        table = assemble_branches(ladder, shared, found, study.data, study.backend.name)
-        written: dict[str, Any] = write_json(study.out / RESULTS, table)
+        found = [(run.first, records[run.title]) for run in branches if run.title in records]
+        shared = branch_config(config, replace(ladder.branch, anneal=False), 0)
+        written: dict[str, Any] = write_json(
+            study.out / RESULTS, assemble_branches(ladder, shared, found, **study.facts)
+        )
         return written
 
-    tally = Tally(study, branches, wanted, results)
-    needed = [trunk for trunk in trunks.values() if _is_needed(trunk, tally.missing)]
-    for trunk in needed:
+    tally = Tally(study, branches, [run for run in branches if run.arm in chosen], results)
+    # A trunk is trained for the missing branches whose checkpoint is not there.
+    needed = {
+        run.seed for run in tally.missing if run.trunk and not _checkpoint(run.trunk, run.first).exists()
+    }
+    wanted = [trunk for seed, trunk in trunks.items() if seed in needed]
+    for trunk in wanted:
         if trunk.finished():
             study.say(f"{trunk.title}: its checkpoints are gone, so it is trained again")
             set_aside(trunk.out, trunk.folder)
-    Tally(study, needed, needed, lambda records: None).train()
+    Tally(study, wanted, wanted, lambda records: None).train()
     final: dict[str, Any] = tally.train()
     return final
 
@@ -103,22 +98,20 @@ def branch_runs(
         whole = replace(whole, run=replace(whole.run, checkpoint_every=0, keep=_ALL))
         made = ArmRun(out / _FOLDER / "trunk", trunk, seed, whole, ladder.resolve(trunk), stops=steps)
         found.append(made)
-        for step in steps:
-            for arm in branching(ladder, arms):
-                own = branch_config(seeded(config, arm, seed), design, step)
-                branch = ArmRun(out / branch_place(step), arm, seed, own, ladder.resolve(arm))
-                start, stops = Start(made.folder, step), (step + design.updates,)
-                found.append(replace(branch, start=start, stops=stops, keep_checkpoints=False))
+        found += [
+            ArmRun(
+                out / branch_place(step), arm, seed, branch_config(seeded(config, arm, seed), design, step),
+                ladder.resolve(arm), keep_checkpoints=False,
+                trunk=made.folder, first=step, stops=(step + design.updates,),
+            )
+            for step in steps
+            for arm in branching(ladder, arms)
+        ]  # fmt: skip
     return found
 
 
 def moments(design: Branch, steps: int) -> tuple[int, ...]:
-    """Return the steps of the moments in a run of that many steps, ascending.
-
-    Raises:
-        ConfigError: a moment is no number or share, is not between two evaluations of a branch, has too few steps
-            after it, or is named twice.
-    """
+    """Return the steps of the moments in a run of that many steps, ascending; ConfigError if one does not fit."""
     found: list[int] = []
     for text in design.moments:
         said = _MOMENT.fullmatch(text.strip())
@@ -151,22 +144,21 @@ def _trunk(study: Study, made: ArmRun) -> ArmRun:
     own = replace(made, out=study.out, config=seeded(study.config, made.arm, made.seed), stops=())
     whole = study.identified(own)
     if not (whole.has_begun() and all(_checkpoint(whole.folder, step).exists() for step in made.stops)):
-        whole = study.identified(made, {"moments": list(made.stops)})
+        whole = study.identified(made, {"moments": made.stops})
     return replace(whole, extra=Extra())
 
 
 def _branch(study: Study, run: ArmRun, trunk: ArmRun) -> ArmRun:
     """Return a planned branch with its fingerprint, which has that of its trunk."""
-    design, same = study.ladder.branch, {key: value for key, value in trunk.key.items() if key != DESIGN}
-    assert run.start
-    place = {
+    design = study.ladder.branch
+    place: dict[str, Any] = {
         "from": trunk.arm.name,
-        "trunk": digest(same)[:12],
-        "step": run.start.step,
+        "trunk": digest({key: value for key, value in trunk.key.items() if key != DESIGN})[:12],
+        "step": run.first,
         "updates": design.updates,
     }
     place |= {"anneal": True} if design.anneal else {}
-    return study.identified(replace(run, start=Start(trunk.folder, run.start.step)), place)
+    return study.identified(replace(run, trunk=trunk.folder), place)
 
 
 def branch_config(config: TrainConfig, design: Branch, step: int) -> TrainConfig:
@@ -196,12 +188,6 @@ def branching(ladder: Ladder, arms: list[str] | None) -> list[Arm]:
     return list({arm.name: arm for arm in found}.values())
 
 
-def _is_needed(trunk: ArmRun, missing: Iterable[ArmRun]) -> bool:
-    """Return whether a branch has to be trained whose checkpoint is not there."""
-    starts = [run.start for run in missing if run.seed == trunk.seed]
-    return any(start and not _checkpoint(start.trunk, start.step).exists() for start in starts)
-
-
 def _checkpoint(folder: Path, step: int) -> Path:
     return folder / "checkpoints" / f"step-{step}"
 
@@ -212,43 +198,34 @@ def _checkpoint(folder: Path, step: int) -> Path:
 def assemble_branches(
     ladder: Ladder,
     config: TrainConfig,
-    found: Mapping[tuple[int, str, int], Record],
+    found: Sequence[tuple[int, Record]],
+    *,
     data: dict[str, Any],
     backend: str,
 ) -> dict[str, Any]:
-    """Return the results of the branch design, as plain values.
+    """Return the results of the branch design, as plain values; arguments as of `results.assemble`.
 
-    A difference is the loss of a branch less that of the trunk's own branch with the same seed, at the same step. Its
-    interval is Student's over the seeds, at 95 %; there is none from one seed.
-
-    Args:
-        ladder: the arms, and the design.
-        config: the configuration that all runs share.
-        found: the records of finished branches by step, arm and seed.
-        data: hashes of the shared tokens, and a line about their documents.
-        backend: name of the backend.
+    `found` has the finished branches, each with its first step. A difference is the loss of a branch less that of the
+    trunk's own branch with the same seed, at the same step. Its interval is Student's over the seeds, at 95 %; there is
+    none from one seed.
     """
-    by_moment: dict[int, dict[str, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
-    for (step, name, seed), record in found.items():
-        by_moment[step][name][seed] = record
-    trunk = ladder.trunk.name
-    # The trunk's own branch need not be the first that has ended.
-    arms = [ladder.trunk, *(arm for arm in ladder.arm if arm.name != trunk)]
-    moments = [
-        {
-            "step": step,
-            "tokens": step * config.run.step_tokens,
-            "arms": [_row(ladder, arm, of[arm.name], of.get(trunk, {})) for arm in arms if arm.name in of],
-        }
-        for step, of in sorted(by_moment.items())
-    ]
+    # The trunk's own branch is the first, and need not be the first that has ended.
+    arms = list({arm.name: arm for arm in (ladder.trunk, *ladder.arm)}.values())
+    moments = []
+    for step in sorted({step for step, _ in found}):
+        runs: dict[str, dict[int, Record]] = {arm.name: {} for arm in arms}
+        for record in (record for at, record in found if at == step):
+            runs[record["arm"]][record["pair"]] = record
+        own = runs[ladder.trunk.name]
+        rows = [_row(ladder, arm, runs[arm.name], own) for arm in arms if runs[arm.name]]
+        moments.append({"step": step, "tokens": step * config.run.step_tokens, "arms": rows})
     return {
         "format": FORMAT,
         "title": ladder.title,
         "mxref": mxref.__version__,
         "backend": backend,
         "config": to_table(config),
-        "design": to_table(ladder.branch) | {"trunk": trunk},
+        "design": to_table(ladder.branch) | {"trunk": ladder.trunk.name},
         "data": data,
         "last": LAST,
         "moments": moments,
@@ -258,9 +235,10 @@ def assemble_branches(
 def _row(
     ladder: Ladder, arm: Arm, records: Mapping[int, Record], trunk: Mapping[int, Record]
 ) -> dict[str, Any]:
-    pairs = [(records[seed], trunk[seed]) for seed in sorted(records) if seed in trunk]
-    train = [_less(curve(a, "train_curve"), curve(b, "train_curve")) for a, b in pairs]
-    validation = [_less(curve(a, "losses"), curve(b, "losses")) for a, b in pairs]
+    pairs = paired(records, trunk)
+    train, validation = (
+        [_less(*(_finite(one[key]) for one in pair)) for pair in pairs] for key in ("train_curve", "losses")
+    )
     kept = ("pair", "seed", "diverged", "reason", "losses", "train_curve", "environment", "last")
     return {
         "name": arm.name,
@@ -280,22 +258,18 @@ def _row(
 def _evaluated(pairs: Sequence[tuple[Record, Record]]) -> dict[str, Any]:
     """Return for each recipe with which the last checkpoints were evaluated too: their loss less the trunk's own."""
     losses = [[run.get("last", {}).get("losses", {}) for run in pair] for pair in pairs]
-    names = list(losses[0][0]) if losses else []
+    names = [
+        name for name in (losses[0][0] if losses else ()) if all(name in one for of in losses for one in of)
+    ]
+    ends = {name: [[one[name][VALIDATION] for one in of] for of in losses] for name in names}
     return {
-        name: _interval(
-            [
-                None if a is None or b is None else a - b
-                for a, b in ((mine[name][VALIDATION], theirs[name][VALIDATION]) for mine, theirs in losses)
-            ]
-        )
-        for name in names
-        if all(name in one for pair in losses for one in pair)
+        name: _interval([None if a is None or b is None else a - b for a, b in values])
+        for name, values in ends.items()
     }
 
 
-def curve(record: Record, key: str) -> Curve:
-    """Return the finite losses of a record by step."""
-    return {int(step): loss for step, loss in record[key] if loss is not None and math.isfinite(loss)}
+def _finite(points: Sequence[tuple[int, float | None]]) -> Curve:
+    return {step: loss for step, loss in points if loss is not None and math.isfinite(loss)}
 
 
 def _less(curve: Curve, other: Curve) -> Curve:

@@ -22,7 +22,7 @@ from mxref_training.lab.arm import DESIGN, differences, run_name, set_aside
 from mxref_training.lab.branches import RESULTS as BRANCHES
 from mxref_training.lab.branches import assemble_branches, branch_place
 from mxref_training.lab.ladder import Ladder
-from mxref_training.lab.result_file import Record, plain, write_json
+from mxref_training.lab.result_file import Record, Table, plain, write_json
 from mxref_training.lab.results import assemble
 from mxref_training.lab.study import RESULTS
 from mxref_training.sources import code_digest
@@ -33,58 +33,32 @@ if TYPE_CHECKING:
 
 _SHOWN = 3  # results that an error names
 _NAME_IT = "name the ladder that these results are of"
+_ANNEALED = {"optim.schedule", "optim.decay_start", "optim.decay_steps"}
+_UNSHARED = {"run.seed", "run.data_seed", f"{DESIGN}.step", f"{DESIGN}.trunk"}
+"""Keys of the fingerprint that differ between the runs of a ladder, beside the recipe and its phases."""
 
 
-@dataclass(frozen=True)
 class Found:
-    """A result."""
+    """A result, and its place in the directory of its ladder."""
 
-    path: str
-    """Its file, with the line in an archive."""
-    table: dict[str, Any]
-
-    @property
-    def record(self) -> Record:
-        """The result."""
-        record: Record = self.table["record"]
-        return record
-
-    @property
-    def name(self) -> str:
-        """Name of the run's directory, made of its arm and repetition; the `name` in the file is not used as a path."""
-        return run_name(self.record["arm"], self.record["pair"])
-
-    @property
-    def key(self) -> dict[str, Any]:
-        """The fingerprint of the run."""
-        key: dict[str, Any] = self.table["key"]
-        return key
-
-    @property
-    def design(self) -> dict[str, Any]:
+    def __init__(self, path: str, table: Table) -> None:
+        """`path` is its file, with the line in an archive."""
+        self.path, self.table = path, table
+        self.record: Record = table["record"]
+        self.key: Table = table["key"]
+        self.design: Table = self.key.get(DESIGN) or {}
         """Where the run starts and ends; empty if it is a whole one."""
-        return self.key.get(DESIGN) or {}
-
-    @property
-    def step(self) -> int:
-        """The step at which a branch starts."""
-        step: int = self.design.get("step", 0)
-        return step
-
-    @property
-    def place(self) -> Path:
-        """The directory of the run in that of its ladder."""
-        return (branch_place(self.step) if self.design else Path()) / "arms" / self.name
-
-    @property
-    def device(self) -> str:
-        """The device that computed it."""
-        return str(self.record["environment"].get("hardware", {}).get("device", "unknown"))
+        self.arm, self.pair = self.record["arm"], self.record.get("pair")
+        self.step = self.design.get("step", 0)
+        # The `name` in the file is not used as a path.
+        self.name = run_name(self.arm, self.pair)
+        self.place = (branch_place(self.step) if self.design else Path()) / "arms" / self.name
+        environment = self.record["environment"]
+        self.device = str(environment.get("hardware", {}).get("device", "unknown"))
+        self.torch = environment.get("versions", {}).get("torch", "unknown")
 
     def __str__(self) -> str:
-        """Where the result is, and what computed it."""
-        versions = self.record["environment"].get("versions", {})
-        return f"{self.path} ({self.device}, torch {versions.get('torch', 'unknown')})"
+        return f"{self.path} ({self.device}, torch {self.torch})"
 
 
 def results_in(source: Path, *, required: bool = True) -> Iterator[Found]:
@@ -110,9 +84,8 @@ def results_in(source: Path, *, required: bool = True) -> Iterator[Found]:
         # A trunk is kept for its checkpoints, and is not compared.
         if found and found.design and "step" not in found.design:
             continue
-        # The directory is named by these two.
-        numbers = (found.record.get("pair"), found.step) if found else ()
-        if not found or not all(type(number) is int and number >= 0 for number in numbers):
+        # The directory is named by these two numbers.
+        if not found or not all(type(number) is int and number >= 0 for number in (found.pair, found.step)):
             raise FileFormatError(
                 f"{path} is damaged, was edited, or is of another version of mxref: copy it again, or delete it"
             )
@@ -124,9 +97,8 @@ def parting(one: Found, other: Found) -> str:
     for what, key in (("validation", "losses"), ("training", "train_curve")):
         for mine, theirs in zip_longest(one.record[key], other.record[key]):
             if mine != theirs:
-                step = (mine or theirs)[0]
                 values = " and ".join("none" if x is None else repr(x[1]) for x in (mine, theirs))
-                return f"the {what} losses part at step {step}: {values}"
+                return f"the {what} losses part at step {(mine or theirs)[0]}: {values}"
     if one.table["metrics"] == other.table["metrics"]:
         return ""
     return "the logs differ, though the curves do not: steps between the points of the curves, or their gradient norms"
@@ -145,13 +117,9 @@ class Collected:
 def collect(
     ladder: Ladder, folders: Sequence[Path], out: Path, say: Callable[[str], None] = print
 ) -> Collected:
-    """Copy the results of folders into `out`, where the ladder then counts them as finished, and compare them.
+    """Copy the results of folders or archives into `out`, where the ladder then counts them as finished; compare them.
 
-    Args:
-        ladder: the ladder that all of them are of.
-        folders: ladders' directories, any folders with result files at any depth, or archives.
-        out: directory of a ladder; results that it has already are collected too.
-        say: prints one line.
+    Results that `out` has already are collected too.
 
     Raises:
         FileFormatError: a result file is damaged, or was edited.
@@ -163,9 +131,10 @@ def collect(
     found = [*results_in(out, required=not others), *(f for folder in others for f in results_in(folder))]
     for result in found:
         _require_arm(ladder, result)
-    for group in filter(None, _whole_and_branches(found)):
-        _require_one_ladder(ladder, group)
-        _config(ladder, group)
+    for branched in (False, True):
+        if group := [result for result in found if bool(result.design) is branched]:
+            _require_one_ladder(ladder, group)
+            _config(ladder, group)
     _require_one_ladder(ladder, found, ("model", "optim", "data", "backend", "code"))
     runs = _once(found, say)
     for result in runs:
@@ -173,38 +142,32 @@ def collect(
     say(f"{counted(len(runs), 'run')} in {out}, trained on {', '.join(sorted({r.device for r in runs}))}")
     if found[0].key["code"] != code_digest():
         say("they were trained by other code than this: 'mxref ablate' would train them again")
-    runs.sort(key=lambda result: result.record["pair"])
-    whole, branches = _whole_and_branches(runs)
-
-    def compared(found: list[Found], arm: str, missing: str, name: str, compare: Callable[..., Any]) -> Any:
-        """Write the comparison with an arm, if one of its runs is there."""
-        if any(run.record["arm"] == arm for run in found):
-            data = {"hashes": found[0].key["data"], "report": found[0].table["corpus"]}
-            backend = str(found[0].key["backend"]["name"])
-            table = compare(ladder, _config(ladder, found), found, data=data, backend=backend)
-            return write_json(out / name, table)
-        if found:
-            say(f"no {missing}, so there is nothing to compare with")
-        return None
-
+    runs.sort(key=lambda result: result.pair)
+    whole, branches = ([run for run in runs if bool(run.design) is branched] for branched in (False, True))
     reference, trunk = ladder.reference.name, ladder.trunk.name
-    return Collected(
-        compared(whole, reference, f"run of {reference}, the reference", RESULTS, _ladder_results),
-        compared(branches, trunk, f"branch of {trunk}, the trunk's own arm", BRANCHES, _branch_results),
-    )
-
-
-def _whole_and_branches(found: Sequence[Found]) -> list[list[Found]]:
-    return [[result for result in found if bool(result.design) is branched] for branched in (False, True)]
+    collected = {}
+    for name, group, arm, missing, compare in (
+        (RESULTS, whole, reference, f"run of {reference}, the reference", _ladder_results),
+        (BRANCHES, branches, trunk, f"branch of {trunk}, the trunk's own arm", _branch_results),
+    ):
+        if any(run.arm == arm for run in group):
+            first = group[0]
+            data = {"hashes": first.key["data"], "report": first.table["corpus"]}
+            backend = str(first.key["backend"]["name"])
+            table = compare(ladder, _config(ladder, group), group, data=data, backend=backend)
+            collected[name] = write_json(out / name, table)
+        elif group:
+            say(f"no {missing}, so there is nothing to compare with")
+    return Collected(collected.get(RESULTS), collected.get(BRANCHES))
 
 
 def _ladder_results(
     ladder: Ladder, config: TrainConfig, runs: Sequence[Found], **facts: Any
 ) -> dict[str, Any]:
-    by_arm = {arm.name: [run.record for run in runs if run.record["arm"] == arm.name] for arm in ladder.arm}
-    seeds = 1 + max(run.record["pair"] for run in runs)
-    planned = sum(max(ladder.repetitions(arm), len(by_arm[arm.name])) for arm in ladder.arm)
-    return assemble(ladder, config, by_arm, seeds=seeds, planned=planned, **facts)
+    there = [run.arm for run in runs]
+    planned = sum(max(ladder.repetitions(arm), there.count(arm.name)) for arm in ladder.arm)
+    seeds = 1 + max(run.pair for run in runs)
+    return assemble(ladder, config, [run.record for run in runs], seeds=seeds, planned=planned, **facts)
 
 
 def _branch_results(
@@ -213,7 +176,7 @@ def _branch_results(
     moments = tuple(str(step) for step in sorted({run.step for run in runs}))
     updates, every = runs[0].design["updates"], config.run.eval_every
     design = replace(ladder.branch, moments=moments, updates=updates, eval_every=every)
-    found = {(run.step, run.record["arm"], run.record["pair"]): run.record for run in runs}
+    found = [(run.step, run.record) for run in runs]
     return assemble_branches(replace(ladder, branch=design), config, found, **facts)
 
 
@@ -223,7 +186,7 @@ def _require_arm(ladder: Ladder, result: Found) -> None:
         wrong = f"branches off {result.design['from']}, and in the ladder branch.trunk is {ladder.trunk.name}"
         raise ConfigError(f"{result.path} {wrong}: {_NAME_IT}")
     try:
-        arm = ladder.named(result.record["arm"])
+        arm = ladder.named(result.arm)
     except ConfigError as err:
         raise ConfigError(f"{result.path}: {err}; {_NAME_IT}") from err
     config = result.table["config"]
@@ -238,32 +201,25 @@ def _require_arm(ladder: Ladder, result: Found) -> None:
 
 def _own_keys(ladder: Ladder, result: Found) -> set[str]:
     """Return the keys that the run's arm, or its annealed branch, sets for itself."""
-    tables = ladder.named(result.record["arm"]).train
+    tables = ladder.named(result.arm).train
     own = {f"{section}.{key}" for section, keys in tables.items() for key in keys}
     return own | (_ANNEALED if result.design.get("anneal") else set())
-
-
-_ANNEALED = {"optim.schedule", "optim.decay_start", "optim.decay_steps"}
-_UNSHARED = {"run.seed", "run.data_seed", f"{DESIGN}.step", f"{DESIGN}.trunk"}
-"""Keys of the fingerprint that differ between the runs of a ladder, beside the recipe and its phases."""
 
 
 def _require_one_ladder(ladder: Ladder, found: Sequence[Found], parts: Sequence[str] = ()) -> None:
     """Raise ConfigError, which says what differs and where, unless all runs were trained under equal conditions.
 
-    Args:
-        ladder: the arms.
-        found: the runs.
-        parts: the parts of the fingerprint that count; all if empty.
+    Of the fingerprint some `parts` count, or all.
     """
     first = min(found, key=lambda result: len(_own_keys(ladder, result)))
     wrong = []
     for result in found:
         own = _UNSHARED | _own_keys(ladder, first) | _own_keys(ladder, result)
-        keys = [key for key in differences(first.key, result.key) if key not in own]
-        of = {key: key.partition(".")[0] for key in keys}
+        of = {key: key.partition(".")[0] for key in differences(first.key, result.key) if key not in own}
         if counts := [
-            key for key in keys if of[key] not in ("recipe", "phases") and (not parts or of[key] in parts)
+            key
+            for key, part in of.items()
+            if part not in ("recipe", "phases") and (not parts or part in parts)
         ]:
             wrong.append(f"{result.path} by {_some(counts)}")
     if wrong:
@@ -281,7 +237,7 @@ def _config(ladder: Ladder, found: Sequence[Found]) -> TrainConfig:
     """
     firsts: dict[tuple[int, int | None], Found] = {}
     for result in found:
-        shift = ladder.named(result.record["arm"]).seed_offset + result.record["pair"]
+        shift = ladder.named(result.arm).seed_offset + result.pair
         seed, order = result.record["seed"], result.record["data_seed"]
         place = (seed - shift, None if order is None else order - shift)
         if place not in firsts or _own_keys(ladder, firsts[place]):
@@ -305,10 +261,10 @@ def _once(found: Sequence[Found], say: Callable[[str], None]) -> list[Found]:
         first = runs.setdefault(result.place, result)
         if first is result:
             continue
-        part = parting(first, result)
-        if not part:
+        run = first.table["config"]["run"]
+        if not (part := parting(first, result)):
             equal += 1
-        elif _is_repeatable(first):
+        elif run["deterministic"] or run["compile"] == "none":  # else a kernel was chosen by its time
             raise ConfigError(
                 f"{result.name} has other bits in {result} than in {first}: {part}. Leave one of the folders out"
             )
@@ -317,12 +273,6 @@ def _once(found: Sequence[Found], say: Callable[[str], None]) -> list[Found]:
     if equal:
         say(f"{equal} results are there more than once, with equal bits")
     return list(runs.values())
-
-
-def _is_repeatable(result: Found) -> bool:
-    """Return whether a run gives equal bits on every machine of a kind: no kernel is chosen by its time."""
-    run = result.table["config"]["run"]
-    return bool(run["deterministic"] or run["compile"] == "none")
 
 
 def _keep(result: Found, out: Path, say: Callable[[str], None]) -> None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from statistics import fmean, stdev, variance
+from typing import Any
 
 import numpy as np
 from scipy import special
@@ -58,11 +59,7 @@ class Pool:
 
 
 def pool(runs: Runs) -> Pool:
-    """Return the pooled spread of the arms that are not visibly noisier than the others.
-
-    Args:
-        runs: finite values; an arm with one run adds nothing, and may be there.
-    """
+    """Return the pooled spread of the arms that are not visibly noisier than the others, from finite values."""
     inside = {arm: dict(values) for arm, values in runs.items() if len(values) > 1}
     outside: list[str] = []
     level = OUTLIER_LEVEL / max(1, len(inside))
@@ -82,11 +79,8 @@ def pool(runs: Runs) -> Pool:
 def separated(runs: Runs, noisy: Collection[str]) -> tuple[Pool, Pool, float]:
     """Return the noise of most arms, that of some that may be noisier, and the p-value of the F test between the two.
 
-    Both are one pool of all arms unless the test shows a difference at `OUTLIER_LEVEL`.
-
-    Args:
-        runs: finite values.
-        noisy: names of the arms that may be noisier, chosen by what they are and not by their results.
+    Both are one pool of all arms unless the test shows a difference at `OUTLIER_LEVEL`. The arms that may be `noisy`
+    are chosen by what they are and not by their results.
     """
     rest, own = (
         pool({arm: of for arm, of in runs.items() if (arm in noisy) is one}) for one in (False, True)
@@ -179,8 +173,6 @@ class Difference:
     @property
     def p(self) -> float:
         """Two-sided p-value, not corrected; NaN if no spread is known."""
-        if self.freedom <= 0:
-            return math.nan
         if self.error == 0:
             return 1.0 if self.estimate == 0 else 0.0
         return float(2 * special.stdtr(self.freedom, -abs(self.estimate / self.error)))
@@ -194,11 +186,14 @@ class Difference:
 
     def equal_p(self, bound: float) -> float:
         """Return the p-value of the two one-sided tests that the difference lies within -bound .. bound."""
-        if self.freedom <= 0:
-            return math.nan
         if self.error == 0:
             return 0.0 if abs(self.estimate) < bound else 1.0
         return float(special.stdtr(self.freedom, (abs(self.estimate) - bound) / self.error))
+
+
+def paired(arm: Mapping[int, Any], against: Mapping[int, Any]) -> list[tuple[Any, Any]]:
+    """Return what two arms have at the seeds of both, by seed."""
+    return [(arm[seed], against[seed]) for seed in sorted(arm.keys() & against.keys())]
 
 
 def difference(
@@ -206,13 +201,9 @@ def difference(
 ) -> Difference | None:
     """Return the mean difference over the seeds that both arms have; None if there is no such seed.
 
-    Args:
-        arm: by seed, the measure of the arm's runs.
-        against: the same of the arm that it is held against.
-        pooled: the spread over the ladder.
-        outside: whether one of the two is not in the pool, so that the pairs' own spread counts.
+    With `outside` one of the two arms is not in the pool, and the pairs' own spread counts.
     """
-    values = [arm[seed] - against[seed] for seed in sorted(arm) if seed in against]
+    values = [one - other for one, other in paired(arm, against)]
     if not values or outside:
         return scatter(values) if values else None
     error = pooled.spread / math.sqrt(len(values)) if pooled.freedom > 0 else math.inf
@@ -226,43 +217,34 @@ def scatter(values: Sequence[float]) -> Difference:
     return Difference(count, fmean(values), error, count - 1, True, spread)
 
 
-def holm(ps: Sequence[float | None]) -> list[float | None]:
-    """Return p-values corrected by Holm's step-down method; one that is not known counts in their number as 1.
+def holm(ps: Sequence[float]) -> list[float]:
+    """Return p-values corrected by Holm's step-down method; one that is not known, NaN, counts in their number as 1.
 
     The corrected value is the smallest family-wise level at which the hypothesis is rejected.
     """
-    corrected: list[float | None] = [None] * len(ps)
-    largest = 0.0
-    for rank, (p, i) in enumerate(
-        sorted((p, i) for i, p in enumerate(ps) if p is not None and not math.isnan(p))
-    ):
-        corrected[i] = largest = max(largest, min(1.0, p * (len(ps) - rank)))
-    return corrected
+    order = np.argsort(ps)  # NaN is last
+    steps = np.array(ps)[order] * np.arange(len(ps), 0, -1)
+    corrected = np.empty(len(ps))
+    corrected[order] = np.maximum.accumulate(np.minimum(steps, 1))
+    return [float(p) for p in corrected]
 
 
 # ---- power: the difference that a number of seeds can find, before the runs ----
 
 
 def t_test_power(shift: float, tail: float, freedom: float) -> float:
-    """Return the probability that a two-sided t test finds a difference.
+    """Return the probability that a t test at the two-sided level `tail` finds a difference.
 
-    Args:
-        shift: the true difference in units of the standard error of its estimate (the noncentrality).
-        tail: two-sided level of the test.
-        freedom: degrees of freedom of the estimated standard error.
+    It is `shift` standard errors of its estimate (the noncentrality). `freedom` is that of the estimated error.
     """
-    point = student_point(tail, freedom)
     # The square of a noncentral t is a noncentral F.
-    return float(1 - special.ncfdtr(1, freedom, shift**2, point**2))
+    return float(1 - special.ncfdtr(1, freedom, shift**2, student_point(tail, freedom) ** 2))
 
 
 def equivalence_power(bound: float, tail: float, freedom: float) -> float:
-    """Return the probability that two one-sided t tests find two equal arms equal.
+    """Return the probability that two one-sided t tests, each at the level `tail`, find two equal arms equal.
 
-    Args:
-        bound: the bound of equivalence in units of the standard error.
-        tail: level of each one-sided test.
-        freedom: degrees of freedom of the estimated standard error.
+    The bound of equivalence is in units of the standard error. `freedom` is that of the estimated error.
     """
     point = student_point(2 * tail, freedom)
 
@@ -280,17 +262,12 @@ def smallest_difference(spread: float, pairs: int, freedom: float, contrasts: in
     """Return the smallest true difference that a contrast finds with a probability of `POWER`.
 
     Args:
-        spread: standard deviation of a difference of two runs at equal seeds.
+        spread: standard deviation of a difference of two runs at equal seeds; the result has its unit.
         pairs: seeds that both arms have.
-        freedom: degrees of freedom of the spread once all runs are there.
+        freedom: degrees of freedom of the spread once all runs are there; without one the result is infinite.
         contrasts: number of contrasts; the test has the level of Holm's first step.
-
-    Returns:
-        In the unit of `spread`; infinite without a degree of freedom.
     """
-    if freedom <= 0:
-        return math.inf
-    return _shift_found(freedom, contrasts) * spread / math.sqrt(pairs)
+    return _shift_found(freedom, contrasts) * spread / math.sqrt(pairs) if freedom > 0 else math.inf
 
 
 def equal_power(spread: float, pairs: int, freedom: float, bound: float = EQUAL_NATS) -> float:
@@ -315,13 +292,13 @@ def pairs_to_decide(estimate: float, spread: float, freedom: float, contrasts: i
     return pairs if pairs <= MAX_PAIRS else None
 
 
-@lru_cache(maxsize=256)
+@cache
 def _shift_found(freedom: float, contrasts: int) -> float:
     """Return the difference, in standard errors, that is found with a probability of `POWER`."""
     return _reaching(lambda shift: t_test_power(shift, LEVEL / contrasts, freedom))
 
 
-@lru_cache(maxsize=256)
+@cache
 def _shift_equal(freedom: float) -> float:
     """Return the bound, in standard errors, within which equal arms are shown equal with that probability."""
     return _reaching(lambda bound: equivalence_power(bound, LEVEL, freedom))

@@ -55,29 +55,24 @@ class Costs:
 
     rates: dict[str, float] = field(default_factory=dict)
 
-    def learn(self, run: ArmRun, seconds: float) -> None:
-        """Record the seconds that a run took for all of its steps that were missing."""
-        self._learn(run.arm.name, run.steps * run.config.run.step_tokens, seconds)
+    def learn(self, arm: str, tokens: float, seconds: float) -> None:
+        """Record what a run took; one without tokens or time says nothing."""
+        if seconds > 0 and tokens > 0:
+            self.rates[arm] = min(tokens / seconds, self.rates.get(arm, tokens / seconds))
 
     def learn_record(self, record: Record) -> None:
         """Record what a finished run reports, without its start; a diverged one reports nothing."""
         seconds = record.get("seconds") or 0.0
         tokens = (record.get("tokens_per_second") or 0.0) * seconds
-        self._learn(record["arm"], tokens, seconds + (record.get("evaluation_seconds") or 0.0))
+        self.learn(record["arm"], tokens, seconds + (record.get("evaluation_seconds") or 0.0))
 
-    def _learn(self, arm: str, tokens: float, seconds: float) -> None:
-        if seconds > 0 and tokens > 0:
-            self.rates[arm] = min(tokens / seconds, self.rates.get(arm, tokens / seconds))
-
-    def seconds(self, arm: str, tokens: float) -> float | None:
-        """Return what an arm takes for tokens; None if no run has been timed. An unknown arm counts as the slowest."""
-        if not self.rates:
-            return None
-        return tokens / self.rates.get(arm, min(self.rates.values()))
+    def seconds(self, run: ArmRun) -> float | None:
+        """Return what a run takes; None if no run has been timed. An unknown arm counts as the slowest."""
+        return run.tokens / self.rates.get(run.arm.name, min(self.rates.values())) if self.rates else None
 
     def expected(self, run: ArmRun) -> float | None:
         """Return the seconds that the rest of a run may take; None if no run has been timed."""
-        seconds = self.seconds(run.arm.name, run.steps * run.config.run.step_tokens)
+        seconds = self.seconds(run)
         return None if seconds is None else SPARE * seconds * (1 - run.progress())
 
 
@@ -131,38 +126,28 @@ class Estimate:
 
 
 def estimate(config: TrainConfig, runs: Iterable[ArmRun], places: int, gpus_per_run: int) -> Estimate:
-    """Return what the runs take that have no result; nothing is read but results, and nothing is allocated.
+    """Return what those of the planned runs take that have no result, of whatever code and tokens.
 
-    A result counts whatever code and tokens it is of.
-
-    Args:
-        config: the configuration that the runs share.
-        runs: all that are asked for, planned.
-        places: how many train at a time.
-        gpus_per_run: ranks of each.
+    As many train at a time as there are `places`. Nothing is allocated.
     """
     costs, missing = Costs(), []
     for run in runs:
-        found = result_file.read(run.folder / result_file.NAME)
-        if found:
+        if found := result_file.read(run.folder / result_file.NAME):
             costs.learn_record(found["record"])
         else:
             missing.append(run)
-    step_tokens, parameters = config.run.step_tokens, parameter_count(config.model)
-    by_arm = Counter((run.arm.name, run.steps) for run in missing)
-    arms = tuple(
-        ArmCost(name, count, steps, costs.seconds(name, steps * step_tokens), name in costs.rates)
-        for (name, steps), count in by_arm.items()
-    )
-    tokens = sum(run.steps for run in missing) * step_tokens
-    seconds = [
-        SPARE * value for run in missing if (value := costs.seconds(run.arm.name, run.steps * step_tokens))
-    ]
+    parameters, tokens = parameter_count(config.model), sum(run.tokens for run in missing)
+    counts = Counter((run.arm.name, run.steps) for run in missing)
+    one_of = {(run.arm.name, run.steps): run for run in missing}
+    seconds = [SPARE * value for run in missing if (value := costs.seconds(run))]
     stay = sum(len(run.stops) or config.run.keep for run in missing if run.keep_checkpoints)
     axes = check_layout(config, gpus_per_run)
     needs = {run.arm.name: run for run in missing}.values()
     return Estimate(
-        arms,
+        tuple(
+            ArmCost(name, count, steps, costs.seconds(one_of[name, steps]), name in costs.rates)
+            for (name, steps), count in counts.items()
+        ),
         parameters,
         tokens,
         flops_per_token(config.model, config.run.seq_len) * tokens,

@@ -59,11 +59,11 @@ class Claim:
     """The citation, as text."""
 
     def __post_init__(self) -> None:
-        if self.overhead != DNC and not _PERCENT.fullmatch(self.overhead):
+        low, high = self.range or (0.0, 0.0)
+        if self.range is None and self.overhead != DNC:
             raise ConfigError(
                 f"paper.overhead = {shown(self.overhead)} is neither a percentage like '8-9 %' nor 'DNC'"
             )
-        low, high = self.range or (0.0, 0.0)
         if low > high:
             raise ConfigError(f"paper.overhead = {shown(self.overhead)} begins above its end")
 
@@ -260,14 +260,15 @@ class Ladder:
                 self._compared(f"contrast {contrast.name!r}: {key}", getattr(contrast, key))
             if contrast.arm == contrast.against:
                 raise ConfigError(f"contrast {contrast.name!r} compares {contrast.arm!r} with itself")
-        kept = (
-            [reference.name] if self.last.keep is None else [self.named(name).name for name in self.last.keep]
-        )
+        kept = [reference.name] if self.last.keep is None else self.last.keep
+        for name in kept:
+            self.named(name)
         if self.last.probe and reference.name not in kept:
             raise ConfigError(
                 f"last.probe reads the checkpoint of {reference.name}, which last.keep deletes: name it there"
             )
         for arm in self.arm:
+            alike = self.resolve(arm) == self.resolve(reference) and arm.train == reference.train
             if arm.seeds > reference.seeds:
                 raise ConfigError(
                     f"arm {arm.name!r} has seeds = {arm.seeds}, and the reference arm {reference.name!r} only "
@@ -277,7 +278,6 @@ class Ladder:
                 raise ConfigError(
                     f"arm {arm.name!r} has a seed_offset and so runs once; leave seeds = {arm.seeds} out"
                 )
-            alike = self.resolve(arm) == self.resolve(reference) and arm.train == reference.train
             if arm.seed_offset and not alike:
                 raise ConfigError(
                     f"arm {arm.name!r} has seed_offset = {arm.seed_offset} and another recipe or other keys of "
@@ -313,9 +313,7 @@ class Ladder:
 
     def repetitions(self, arm: Arm, seeds: int | None = None) -> int:
         """Return how often an arm runs: once with a seed offset, else `seeds`, or the arm's own number if None."""
-        if arm.seed_offset:
-            return 1
-        return arm.seeds if seeds is None else seeds
+        return 1 if arm.seed_offset else arm.seeds if seeds is None else seeds
 
     def resolve(self, arm: Arm) -> Recipe:
         """Return the arm's full recipe: its overlay on the ladder's base."""
@@ -323,7 +321,6 @@ class Ladder:
 
     @cached_property
     def _recipes(self) -> dict[str, Recipe]:
-        """The recipes by the arm's name; RecipeError names the arm."""
         return {
             arm.name: recipe_from_table(merge(self.recipe, arm.recipe), where=f"arm {arm.name!r}: recipe")
             for arm in self.arm
@@ -339,10 +336,8 @@ class Ladder:
     def names(self, words: Sequence[str]) -> list[str]:
         """Return the names of the arms that words select: those that are named, or all, without those named `-NAME`.
 
-        A word may name a single run too, as in `NAME.seed2`.
-
-        Raises:
-            ConfigError: a name that no arm has, or the reference among those to leave out.
+        A word may name a single run too, as in `NAME.seed2`. ConfigError if no arm has a name, or the reference is to
+        be left out.
         """
         left_out = {self.named(word[1:]).name for word in words if word.startswith("-")}
         if self.reference.name in left_out:
@@ -383,27 +378,19 @@ class Extension:
     """Repetitions of every arm that is taken; None leaves each its own."""
 
 
-_EXTENSION = tuple(f.name for f in fields(Extension))
-
-
 def extended(table: Mapping[str, Any], base: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the table of a ladder that extends another one.
+    """Return the table of a ladder that extends another one, `base`; `where` is its file in error messages.
 
-    Args:
-        table: the ladder's file, with `extends`.
-        base: the file of the ladder that it extends.
-        where: the file in error messages.
-
-    Returns:
-        The base with its arms chosen and the file's other keys laid over it. Own arms and contrasts follow those that
-        are taken. A contrast is taken if both of its arms are. An exploratory one belongs to the base's runs, and is
-        not taken.
+    It is the base with its arms chosen and the file's other keys laid over it. Own arms and contrasts follow those that
+    are taken. A contrast is taken if both of its arms are. An exploratory one belongs to the base's runs, and is not
+    taken.
 
     Raises:
         ConfigError: an arm that the base does not have, or a base that extends a third ladder.
         RecipeError: a key of another type.
     """
-    keys = build(Extension, {key: table[key] for key in _EXTENSION if key in table}, where)
+    of_it = [f.name for f in fields(Extension)]
+    keys = build(Extension, {key: table[key] for key in of_it if key in table}, where)
     if "extends" in base:
         raise ConfigError(f"{where}: {keys.extends} extends another ladder itself; extend that one")
     arms = {arm.get("name"): arm for arm in base.get("arm", ())}
@@ -417,7 +404,7 @@ def extended(table: Mapping[str, Any], base: Mapping[str, Any], where: str) -> d
         taken = [arm if arm.get("seed_offset") else {**arm, "seeds": keys.seeds} for arm in taken]
     names = {arm["name"] for arm in taken}
     contrasts = [c for c in base.get("contrast", ()) if {c.get("arm"), c.get("against")} <= names]
-    own = {key: value for key, value in table.items() if key not in (*_EXTENSION, "arm", "contrast")}
+    own = {key: value for key, value in table.items() if key not in (*of_it, "arm", "contrast")}
     shared = {key: value for key, value in base.items() if key != "exploratory"}
     return merge(shared, own) | {
         "arm": [*taken, *table.get("arm", ())],
@@ -433,9 +420,7 @@ def shipped() -> list[str]:
 def load_ladder(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Ladder:
     """Return the ladder of a TOML file, or a shipped one by its name, after resolving every arm once.
 
-    Args:
-        path_or_name: the ladder.
-        overrides: `section.key=value` of the ladder's own tables, as in `branch.updates=100`.
+    The overrides are `section.key=value` of the ladder's own tables, as in `branch.updates=100`.
 
     Raises:
         FileFormatError: no such file or name, or no valid TOML.

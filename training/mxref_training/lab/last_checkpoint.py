@@ -12,15 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 import mxref_torch
 from mxref.backend import Backend, within_range
 from mxref.recipe import Recipe
-from mxref.recipe_files import load_recipe, recipe_from_table
-from mxref.tomlio import to_table
+from mxref.recipe_files import load_recipe
 from mxref_torch.conversion.convert import require_supported
 from mxref_torch.optimizer_step import load_fp8_history
 from mxref_training.checkpoint import CheckpointStore
@@ -37,12 +36,6 @@ from mxref_training.model.llama import Llama
 from mxref_training.run_state import load_weights
 from mxref_training.wording import counted
 
-# `build` only knows plain `dict`.
-if TYPE_CHECKING:
-    Table = dict[str, Any]
-else:
-    Table = dict
-
 VALIDATION = "validation"
 """Name of the run's own validation text, as far as the run evaluates it."""
 OWN = "own"
@@ -53,12 +46,11 @@ UNLABELLED = "other"
 
 @dataclass(frozen=True)
 class Extra:
-    """The texts and recipes of the last checkpoint's evaluations; none by default."""
+    """The texts and recipes of the last checkpoint's evaluations, by name; none by default."""
 
-    texts: Table = field(default_factory=dict)
-    """Tokens by name, as `Tokens.to_table` describes them."""
-    recipes: Table = field(default_factory=dict)
-    """Recipes by name, as tables."""
+    texts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Tokens as `Tokens.to_table` describes them."""
+    recipes: dict[str, Recipe] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.texts or self.recipes)
@@ -67,14 +59,9 @@ class Extra:
 def prepare(
     paths: Sequence[str], recipes: Sequence[str], config: TrainConfig, corpus: TokenCorpus, backend: Backend
 ) -> Extra:
-    """Return the evaluations that files and recipes define; the text is tokenized and cached.
+    """Return the evaluations that JSONL files, folders or patterns and names or files of recipes define.
 
-    Args:
-        paths: JSONL files, folders or patterns.
-        recipes: names or files.
-        config: the configuration of the runs.
-        corpus: the tokens of the runs, whose tokenizer is used.
-        backend: computes the block formats.
+    The text is tokenized by the tokenizer of the runs, and cached.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -101,18 +88,17 @@ def prepare(
                 f"last.val: {name} has {counted(len(tokens), 'token')}, and one sequence needs "
                 f"{config.run.seq_len + 1:,}: give more text of this source, or lower run.seq_len"
             )
-    tables: dict[str, Any] = {}
+    asked: dict[str, Recipe] = {}
     for path in recipes:
         name = Path(path).stem
-        if name in tables or name == OWN:
+        if name in asked or name == OWN:
             raise ConfigError(
                 f"last.recipes: {path}: another recipe is named {name!r} already; rename the file"
             )
-        recipe = load_recipe(path)
-        for treatment in recipe.treatments():
+        asked[name] = load_recipe(path)
+        for treatment in asked[name].treatments():
             require_supported(backend, treatment)
-        tables[name] = to_table(recipe)
-    return Extra({name: tokens.to_table() for name, tokens in found.items()}, tables)
+    return Extra({name: tokens.to_table() for name, tokens in found.items()}, asked)
 
 
 def evaluate_last(
@@ -123,14 +109,6 @@ def evaluate_last(
     Fprop runs as in the run's own evaluations, without a compiler. Other recipes than the run's own have no history of
     FP8's scales: each tensor takes the scale of its own largest magnitude.
 
-    Args:
-        config: of the run.
-        recipe: of the run.
-        folder: of the run, which has a checkpoint.
-        extra: what is asked for.
-        backend: computes the block formats.
-        corpus: of the run.
-
     Raises:
         CheckpointError: the checkpoint is damaged.
         MxrefError: a recipe that does not fit the model, or that the backend does not declare.
@@ -139,7 +117,7 @@ def evaluate_last(
     store = CheckpointStore(folder / "checkpoints", config.run.keep)
     snapshot = store.load(store.latest() or 0, ("model",))
     texts = {VALIDATION: corpus.val} | {name: Tokens.from_table(side) for name, side in extra.texts.items()}
-    recipes = {OWN: recipe} | {name: recipe_from_table(table) for name, table in extra.recipes.items()}
+    recipes = {OWN: recipe} | extra.recipes
     device, run = choose_device(config.run.device, backend), config.run
     losses: dict[str, dict[str, float]] = {}
     with (

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import selectors
 import signal
 import subprocess
@@ -64,34 +65,18 @@ class Slot:
     ranks: int = 1
     """Processes of a run, which torchrun starts where there are several."""
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """The environment variables of the run."""
-        return {_VISIBLE: self.devices} if self.devices else {}
-
-    @property
-    def command(self) -> list[str]:
-        """The command that trains a run, without its arguments."""
-        worker = ["-m", "mxref_training.lab.worker"]
-        if self.ranks == 1:
-            return [sys.executable, "-P", *worker]
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
-        return [sys.executable, "-P", *launcher, *worker]
-
 
 def make_slots(
     jobs: int | None, gpus_per_run: int, config: TrainConfig, backend: Backend, runs: int
 ) -> list[Slot]:
     """Return the places in which a ladder's runs train: on each visible GPU, or in equal shares of the cores.
 
-    The number depends on the whole ladder, not on the unfinished runs, so a resumed ladder has the same thread counts.
-
     Args:
         jobs: runs at a time: on each GPU, or group of GPUs, or in all on a CPU; None chooses.
         gpus_per_run: ranks of each run. Each takes a GPU of its own, or shares the cores.
         config: the configuration of the runs.
         backend: computes the block formats.
-        runs: number of runs of the ladder.
+        runs: number of runs of the whole ladder, finished ones too, so that a resumed one has the same thread counts.
 
     Raises:
         ConfigError: fewer GPUs than a run takes.
@@ -121,9 +106,8 @@ def make_slots(
 def on_share(config: TrainConfig, slots: Sequence[Slot]) -> TrainConfig:
     """Return the configuration with `run.threads` set, if it is not, to the share of a rank in one of the slots.
 
-    Threads belong to the machine and not to the recipe. With another number of threads, a finished arm stays finished,
-    and an unfinished one resumes with a note. But a sum over threads then has another order of additions, so equal
-    bits are promised only for equal thread counts. Every result records its own.
+    Threads belong to the machine and not to the recipe, so another number makes no arm a new one. Equal bits are
+    promised only for equal thread counts, which every result records: a sum over threads has their order of additions.
     """
     threads = config.run.threads or max(1, cores() // sum(slot.ranks for slot in slots))
     return replace(config, run=replace(config.run, threads=threads))
@@ -136,17 +120,12 @@ class Remaining:
     """The steps that the runs of a ladder have left, and how long these take at the speed since it began."""
 
     def __init__(self, steps: int) -> None:
-        self.left, self._done, self._began = steps, 0, time.monotonic()
-
-    def take(self, steps: int) -> None:
-        """Count finished steps."""
-        self.left -= steps
-        self._done += steps
+        self.left, self.done, self._began = steps, 0, time.monotonic()
 
     @property
     def seconds(self) -> float:
         """Seconds until the last run ends; 0 before the first step has ended."""
-        return self.left * (time.monotonic() - self._began) / max(1, self._done)
+        return self.left * (time.monotonic() - self._began) / max(1, self.done)
 
 
 class Lines(PlainProgress):
@@ -159,14 +138,18 @@ class Lines(PlainProgress):
 
     def start(self, label: str, step: int, steps: int, step_tokens: int) -> None:
         """Begin, or go on from a checkpoint, whose steps take no time."""
-        self._remaining.left -= step - self._at
-        self._at = step
+        self._take(step)
         super().start(self._name, step, steps, step_tokens)
+
+    def _take(self, step: int) -> int:
+        taken = step - self._at
+        self._remaining.left -= taken
+        self._at = step
+        return taken
 
     def facts(self, step: int, loss: float | None) -> str:
         """Return losses, rate and remaining time after a step."""
-        self._remaining.take(step - self._at)
-        self._at = step
+        self._remaining.done += self._take(step)
         return f"{super().facts(step, loss)}, all runs {clock(self._remaining.seconds)}"
 
 
@@ -194,9 +177,7 @@ class Queue:
         """Train all of them, as `Runner` says; ArmError if runs ended without a result."""
         if runs:
             with tempfile.TemporaryDirectory(prefix="mxref-queue-") as folder, StopRequest() as request:
-                tokens = Path(folder, "tokens.json")
-                tokens.write_text(json.dumps(corpus.to_table()))
-                _Batch(self, runs, tally, request, tokens).train()
+                _Batch(self, runs, tally, request, Path(folder)).train(corpus.to_table())
 
     def is_over(self) -> bool:
         """Return whether the runs have to stop now."""
@@ -206,19 +187,17 @@ class Queue:
         """Return whether a run would end in time; one whose cost nobody knows may start."""
         if self.deadline is None:
             return True
-        seconds = self.costs.expected(run) or 0.0
-        return not self.is_over() and self.clock() + seconds <= self.deadline
+        return not self.is_over() and self.clock() + (self.costs.expected(run) or 0.0) <= self.deadline
 
 
 class _Batch:
     """The runs of one call: waiting, training, done and failed."""
 
     def __init__(
-        self, queue: Queue, runs: Sequence[ArmRun], tally: Tally, request: StopRequest, tokens: Path
+        self, queue: Queue, runs: Sequence[ArmRun], tally: Tally, request: StopRequest, folder: Path
     ) -> None:
-        self.queue, self.runs, self.tally, self.request, self.tokens = queue, runs, tally, request, tokens
+        self.queue, self.runs, self.tally, self.request, self.folder = queue, runs, tally, request, folder
         self.waiting = list(runs)
-        self.remaining = Remaining(sum(last - first for first, last in (run.span for run in runs)))
         self.begun: set[int] = set()
         """The seeds of which a run has started."""
         self.children: list[_Child] = []
@@ -227,15 +206,18 @@ class _Batch:
         self.why = ""
         """The reason why no more runs start: a signal, or the time limit."""
 
-    def train(self) -> None:
+    def train(self, tokens: dict[str, Any]) -> None:
         free = deque(self.queue.slots)
+        remaining = Remaining(sum(run.steps for run in self.runs))
         try:
             while True:
                 self._look_at_the_clock()
                 while free and (run := self._next()):
                     self.tally.begin(run)
-                    sink = Lines(run.title, run.span[0], len(self.queue.slots), self.remaining)
-                    self.children.append(_Child(free.popleft(), run, sink, self.queue.backend, self.tokens))
+                    task = self.folder / f"{len(self.waiting)}.pickle"
+                    task.write_bytes(pickle.dumps((self.queue.backend, tokens, run)))
+                    sink = Lines(run.title, run.first, len(self.queue.slots), remaining)
+                    self.children.append(_Child(free.popleft(), run, sink, task))
                 if not self.children:
                     break
                 for child in _readable(self.children):
@@ -289,11 +271,10 @@ class _Batch:
         run, code = child.run, child.wait()
         record = None if code else run.finished()
         if record is not None:
-            self.queue.costs.learn(run, time.monotonic() - child.began)
+            self.queue.costs.learn(run.arm.name, run.tokens, time.monotonic() - child.began)
             self.tally.done(run, record)
         elif self.why and (code in (EXIT_INTERRUPTED, -signal.SIGINT) or child.slot.ranks > 1):
             self.stopped.append(run.title)
-            return
         else:
             self.failed.append(run.title)
             self.tally.failed(run, child.reason(code))
@@ -317,24 +298,26 @@ class _Batch:
 
 
 class _Child:
-    """The process of a run, which under torchrun has processes of its own."""
+    """The process of a run, which under torchrun has processes of its own; its directory is prepared."""
 
-    def __init__(self, slot: Slot, run: ArmRun, sink: ProgressSink, backend: str, tokens: Path) -> None:
-        """Start the process of a run, whose directory is prepared."""
+    def __init__(self, slot: Slot, run: ArmRun, sink: ProgressSink, task: Path) -> None:
         self.slot, self.run, self.sink = slot, run, sink
         self.began, self.log, self._unread = time.monotonic(), run.folder / LOG, b""
-        threads = run.config.run.threads  # 0: as many as a process has by itself
-        environment = os.environ | ({name: str(threads) for name in THREAD_VARIABLES} if threads else {})
-        environment |= slot.environment
         # The child gets this process's import path; its working directory stays out of it.
-        environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        environment["PYTHONSAFEPATH"] = "1"
-        table = tokens.with_name(f"{os.urandom(8).hex()}.json")
-        table.write_text(json.dumps(run.to_table()))
+        path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        environment = os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+        if threads := run.config.run.threads:  # 0: as many as a process has by itself
+            environment |= dict.fromkeys(THREAD_VARIABLES, str(threads))
+        if slot.devices:
+            environment[_VISIBLE] = slot.devices
+        command = ["-m", "mxref_training.lab.worker", str(task)]
+        if slot.ranks > 1:
+            launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(slot.ranks)]
+            command = [*launcher, *command]
         with self.log.open("ab") as log:
             self._log_start = log.tell()
             self.process = subprocess.Popen(
-                [*slot.command, backend, str(tokens), str(table)],
+                [sys.executable, "-P", *command],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -24,20 +24,13 @@ TRAIN_POINTS = 200
 """Points of a training curve, at most; each is the mean over the steps since the point before."""
 
 Record = dict[str, Any]
+"""What a run has given: its part of a result file."""
 Table = dict[str, Any]
 
 
-def sealed(facts: Mapping[str, Any], folder: Path, record: Record) -> Table:
-    """Return the content of a result file.
-
-    Args:
-        facts: what identifies the run: its fingerprint as `key`, configuration, recipe digest and label.
-        folder: directory of the run, whose log the record was read from.
-        record: the result.
-    """
-    table = plain(
-        {"format": FORMAT, **facts, "metrics": metrics_digest(folder), "record": record},
-    )
+def sealed(facts: Mapping[str, Any]) -> Table:
+    """Return the content of a result file with its digest."""
+    table: Table = plain({"format": FORMAT, **facts})
     return {**table, "sha256": digest(table)}
 
 
@@ -54,8 +47,7 @@ def parsed(line: bytes) -> Table | None:
 def _checked(table: Table | None) -> Table | None:
     if table is None or table.get("format") != FORMAT or not isinstance(table.get("record"), dict):
         return None
-    seal = table.get("sha256")
-    return table if seal == digest({k: v for k, v in table.items() if k != "sha256"}) else None
+    return table if table.get("sha256") == digest({k: v for k, v in table.items() if k != "sha256"}) else None
 
 
 def metrics_digest(folder: Path) -> str:
@@ -75,8 +67,7 @@ def train_curve(folder: Path) -> list[list[float]]:
 
 def evaluation_seconds(folder: Path) -> float:
     """Return the time that a run spent in evaluations."""
-    lines = read_lines(folder / "timing.jsonl")
-    seconds: float = sum(line["eval_seconds"] for line in lines if "eval_seconds" in line)
+    seconds: float = sum(line.get("eval_seconds", 0.0) for line in read_lines(folder / "timing.jsonl"))
     return seconds
 
 
@@ -99,25 +90,17 @@ def _table(text: bytes) -> Table | None:
 def write_json(path: Path, value: Any) -> Any:
     """Write a value atomically as JSON, and return it as `plain` does; ConfigError if it cannot be written."""
     written = plain(value)
-    text = json.dumps(written, indent=1, allow_nan=False) + "\n"
     with explained(ConfigError, f"write {path}", "free some space, or choose another --out"):
         make_folder(path.parent)
-        replace_text(path, text)
+        replace_text(path, json.dumps(written, indent=1) + "\n")
     return written
 
 
 def plain(value: Any) -> Any:
     """Return the value as JSON gives it back, with null for numbers that JSON lacks."""
-    if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
 def digest(value: Any) -> str:
     """Return the SHA-256 of a value as JSON, independent of the order of its keys."""
-    text = json.dumps(plain(value), sort_keys=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(json.dumps(plain(value), sort_keys=True).encode()).hexdigest()

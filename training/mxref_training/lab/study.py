@@ -41,14 +41,8 @@ def planned(
     """Return the runs of a ladder in order, without their fingerprints.
 
     All arms run at the first seeds before any runs at the next ones, so that pairs are complete early. The reference
-    is the first arm of each. An arm with a seed offset is itself a repetition, and runs once.
-
-    Args:
-        ladder: the arms.
-        config: the configuration that they share.
-        out: directory of the ladder.
-        seeds: repetitions of every arm; None: as many as each arm asks for.
-        arms: names, to which the reference is added; default all.
+    is the first arm of each. Each runs `seeds` times, or as often as it asks for if None. `arms` are names, to which
+    the reference is added; None is all.
     """
     selected = sorted(ladder.select(arms), key=lambda arm: arm is not ladder.reference)
     times = {arm.name: ladder.repetitions(arm, seeds) for arm in selected}
@@ -64,6 +58,15 @@ def planned(
     ]  # fmt: skip
 
 
+def seeded(config: TrainConfig, arm: Arm, seed: int) -> TrainConfig:
+    """Return the configuration of one arm and repetition: the arm's own keys, and the seeds."""
+    shift = arm.seed_offset + seed
+    config = arm.config(config)
+    run = config.run
+    order = None if run.data_seed is None else run.data_seed + shift
+    return replace(config, run=replace(run, seed=run.seed + shift, data_seed=order))
+
+
 @dataclass(frozen=True)
 class Study:
     """What the runs of a ladder share, whole ones and branches."""
@@ -75,7 +78,6 @@ class Study:
     """Directory of the ladder."""
     backend: Backend
     runner: Runner
-    """Trains the runs."""
     corpus: Callable[[], Any]
     """Makes the tokens of all arms; it is called once, after all checks."""
     seeds: int | None = None
@@ -95,34 +97,43 @@ class Study:
         return self.corpus()
 
     @cached_property
-    def code(self) -> str:
+    def _code(self) -> str:
         """The digest of the code as it was when the study began."""
         return code_digest()
 
     @cached_property
-    def evaluated(self) -> Extra:
-        """The further evaluations of the last checkpoints."""
+    def _evaluated(self) -> Extra:
         return self.extra(self.tokens)
 
     @property
-    def data(self) -> dict[str, Any]:
-        """Hashes of the tokens, and a line about their documents."""
-        return {"hashes": dict(self.tokens.hashes), "report": str(self.tokens.report)}
+    def facts(self) -> dict[str, Any]:
+        """What results say of all runs: hashes of the tokens with a line about their documents, and the backend."""
+        data = {"hashes": dict(self.tokens.hashes), "report": str(self.tokens.report)}
+        return {"data": data, "backend": self.backend.name}
+
+    def require_runnable(self, arms: Sequence[Arm]) -> None:
+        """Raise UnsupportedError if the backend cannot compute an arm: before the first one trains, not hours later."""
+        for arm in arms:
+            try:
+                for treatment in self.ladder.resolve(arm).treatments():
+                    require_supported(self.backend, treatment)
+            except UnsupportedError as err:
+                raise UnsupportedError(
+                    f"arm {arm.name}: {err}; --arms=-{arm.name} leaves the arm out"
+                ) from err
 
     def identified(self, run: ArmRun, design: dict[str, Any] | None = None, ranks: int = 1) -> ArmRun:
         """Return a planned run with its fingerprint; `design` says where it starts and ends if it is not whole."""
-        key = fingerprint(run.config, run.recipe, self.backend, self.tokens, self.code, ranks)
-        key |= {DESIGN: design} if design else {}
-        return replace(run, key=plain(key), corpus=str(self.tokens.report), extra=self.evaluated)
+        key = fingerprint(run.config, run.recipe, self.backend, self.tokens, self._code, ranks)
+        key |= {DESIGN: plain(design)} if design else {}
+        return replace(run, key=key, corpus=str(self.tokens.report), extra=self._evaluated)
 
 
 def run_ladder(study: Study, *, single: Sequence[str] = (), ranks: int = 1) -> dict[str, Any]:
     """Train the arms that are not finished, and return the results, also written to `results.json`.
 
-    Args:
-        study: the ladder, and how it is trained.
-        single: names of runs, as in `NAME.seed2`, to train alone, without the reference; empty for all of the arms.
-        ranks: processes of each run.
+    With names of `single` runs, as in `NAME.seed2`, these are trained alone, without the reference. `ranks` are the
+    processes of each run.
 
     Raises:
         ConfigError: evaluations too rare to interpolate the target, or an unknown arm or run.
@@ -135,26 +146,23 @@ def run_ladder(study: Study, *, single: Sequence[str] = (), ranks: int = 1) -> d
     for name in asked_for:
         if name not in selected:
             raise ConfigError(f"no run is named {shown(name)}{nearest(name, selected)}: --seeds has too few?")
-    _require_evaluations(ladder, config)
-    require_runnable(ladder, ladder.select(study.arms), study.backend)
+    target, run = ladder.target, config.run
+    if target.loss is None and run.eval_every > target.fraction * run.steps:
+        raise ConfigError(
+            f"run.eval_every = {run.eval_every} leaves no evaluation before {target.fraction:.0%} of the "
+            f"{run.steps} steps, where the target is read; set run.eval_every = {max(1, run.steps // 10)}"
+        )
+    arms = ladder.select(study.arms)
+    study.require_runnable(arms)
     # Arms that are not asked for, or not yet reached, are in the results if an earlier call finished them.
     runs = [study.identified(run, ranks=ranks) for run in planned(ladder, config, study.out, seeds)]
+    repetitions = max(ladder.repetitions(arm, seeds) for arm in arms)
 
     def results(records: dict[str, Record]) -> dict[str, Any]:
-        by_arm: dict[str, list[Record]] = {arm.name: [] for arm in ladder.arm}
-        for run in runs:
-            by_arm[run.arm.name] += [records[run.title]] if run.title in records else []
-        table = assemble(
-            ladder,
-            config,
-            by_arm,
-            seeds=max(ladder.repetitions(arm, seeds) for arm in ladder.select(study.arms)),
-            planned=len(runs),
-            data=study.data,
-            backend=study.backend.name,
-        )
+        found = [records[run.title] for run in runs if run.title in records]
+        table = assemble(ladder, config, found, seeds=repetitions, planned=len(runs), **study.facts)
         # Without a run of the reference there is nothing to compare with, so no results are written.
-        compared = bool(by_arm[ladder.reference.name])
+        compared = any(record["arm"] == ladder.reference.name for record in found)
         written: dict[str, Any] = write_json(study.out / RESULTS, table) if compared else plain(table)
         return written
 
@@ -173,13 +181,9 @@ class Tally:
         wanted: Sequence[ArmRun],
         results: Callable[[dict[str, Record]], Any],
     ) -> None:
-        """Count the runs that are finished.
+        """Count the finished ones of the `runs` whose results count; those that are `wanted` will be trained.
 
-        Args:
-            study: how they are trained.
-            runs: all whose results count.
-            wanted: those to train.
-            results: writes what the records say, and returns it.
+        `results` writes what the records say, which are given by the titles of their runs, and returns it.
         """
         self.records = {run.title: record for run in runs if (record := run.finished())}
         self._study, self._results, self._wanted = study, results, wanted
@@ -207,7 +211,7 @@ class Tally:
 
     def begin(self, run: ArmRun) -> None:
         """Prepare a run's directory just before it trains, and print what will happen."""
-        self._study.say(f"{self._titles[run.title]}: {run.prepare()}")
+        self._say(run, run.prepare())
 
     def done(self, run: ArmRun, record: Record) -> None:
         """Keep the record of a finished run. Write the results if some more runs have finished since they were."""
@@ -216,11 +220,14 @@ class Tally:
         if _SPARSE * (finished - self._written) >= finished:
             self._results(self.records)
             self._written = finished
-        self._study.say(f"{self._titles[run.title]}: {summary(record)}")
+        self._say(run, summary(record))
 
     def failed(self, run: ArmRun, reason: str) -> None:
         """Print why a run has no result."""
-        self._study.say(f"{self._titles[run.title]}: failed: {reason}")
+        self._say(run, f"failed: {reason}")
+
+    def _say(self, run: ArmRun, text: str) -> None:
+        self._study.say(f"{self._titles[run.title]}: {text}")
 
 
 def summary(record: Record) -> str:
@@ -246,31 +253,3 @@ def load_results(folder: Path) -> dict[str, Any]:
             f"{path} is damaged, or holds no results of 'mxref ablate'; run the ladder again, finished arms are kept"
         )
     return results
-
-
-def seeded(config: TrainConfig, arm: Arm, seed: int) -> TrainConfig:
-    """Return the configuration of one arm and repetition: the arm's own keys, and the seeds."""
-    shift = arm.seed_offset + seed
-    config = arm.config(config)
-    run = config.run
-    order = None if run.data_seed is None else run.data_seed + shift
-    return replace(config, run=replace(run, seed=run.seed + shift, data_seed=order))
-
-
-def _require_evaluations(ladder: Ladder, config: TrainConfig) -> None:
-    run = config.run
-    if ladder.target.loss is None and run.eval_every > ladder.target.fraction * run.steps:
-        raise ConfigError(
-            f"run.eval_every = {run.eval_every} leaves no evaluation before {ladder.target.fraction:.0%} of the "
-            f"{run.steps} steps, where the target is read; set run.eval_every = {max(1, run.steps // 10)}"
-        )
-
-
-def require_runnable(ladder: Ladder, arms: Sequence[Arm], backend: Backend) -> None:
-    """Raise UnsupportedError if the backend cannot compute an arm: before the first one trains, not hours later."""
-    for arm in arms:
-        try:
-            for treatment in ladder.resolve(arm).treatments():
-                require_supported(backend, treatment)
-        except UnsupportedError as err:
-            raise UnsupportedError(f"arm {arm.name}: {err}; --arms=-{arm.name} leaves the arm out") from err

@@ -1,6 +1,6 @@
 """What the numbers say: overheads in tokens, outcomes of contrasts, and verdicts on the claims of papers.
 
-Every rule that the report applies is stated once, in `RULES`; the numbers are those of `curves` and `contrasts`.
+Every rule that the report applies is stated once, in `RULES`; the numbers are those of `measures` and `contrasts`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean, stdev
-from typing import Any
 
 from mxref_training.lab.contrasts import EQUAL_NATS, LEVEL, OUTLIER_LEVEL, Difference, student_point
-from mxref_training.lab.curves import RISE, Crossing, Reach
 from mxref_training.lab.ladder import Says
+from mxref_training.lab.measures import RISE, Crossing, Reach
 from mxref_training.log import SPIKE
 from mxref_training.wording import counted
 
@@ -68,13 +67,10 @@ class Noise:
 
 
 def seed_noise(crossings: Sequence[Crossing]) -> Noise:
-    """Return the half-width of the overhead of one run over another of the same recipe.
+    """Return the noise by the crossings of runs of the reference's recipe at different seeds, its own first.
 
-    From n runs of the reference with different seeds: t(n - 1) times their standard deviation times the root of two,
-    because a difference has the noise of two runs. Infinite if n < 2 or a run gives only a bound.
-
-    Args:
-        crossings: the reference's own first, then its repetitions'.
+    From n runs: t(n - 1) times their standard deviation times the root of two, because a difference has the noise of
+    two runs. Infinite if n < 2 or a run gives only a bound.
     """
     runs = len(crossings)
     if runs < 2 or any(c.reach is not Reach.CROSSED for c in crossings):
@@ -108,12 +104,6 @@ class Overhead:
         """Upper end of the interval."""
         return math.inf if self.reach is Reach.NEVER else self.percent + self.half_width
 
-    @property
-    def numbers(self) -> dict[str, Any]:
-        """The overhead as the results have it."""
-        kept = ("percent", "half_width", "low", "high", "runs")
-        return {"text": str(self), "reach": self.reach.value} | {key: getattr(self, key) for key in kept}
-
     def __str__(self) -> str:
         if self.reach is Reach.DIVERGED:
             return "DNC" if self.diverged == self.seeds else f"DNC ({self.diverged} of {self.seeds})"
@@ -123,15 +113,10 @@ class Overhead:
 
 
 def overhead(pairs: Sequence[tuple[Crossing, Crossing]], noise: Noise, resolution: float = 0.0) -> Overhead:
-    """Return an arm's overhead over the reference, averaged over its seeds.
+    """Return an arm's overhead over the reference: `diverged` or a bound if any seed gives that, else the mean.
 
-    Args:
-        pairs: for each seed the arm's crossing and the reference's, which must be `crossed`.
-        noise: the effect of the seed alone; the uncertainty of an arm with one seed.
-        resolution: half the distance between evaluations, in percent of the reference's tokens.
-
-    Returns:
-        `diverged` if any seed did; a bound if any seed gives only a bound; else the mean.
+    A pair has the arm's crossing and the reference's, which is `crossed`. `noise` is the uncertainty of an arm with one
+    seed, `resolution` half the distance between evaluations in percent of the reference's tokens.
     """
     reaches = [arm.reach for arm, _ in pairs]
     diverged, seeds = reaches.count(Reach.DIVERGED), len(pairs)
@@ -155,12 +140,10 @@ class Verdict(StrEnum):
 
 
 def judge(claim: tuple[float, float] | None, found: Overhead | None, budget: float) -> tuple[Verdict, str]:
-    """Return the verdict by RULES["verdict"], and its reason in a few words.
+    """Return the verdict on a paper's claim by RULES["verdict"], and its reason in a few words.
 
-    Args:
-        claim: the paper's lowest and highest overhead in percent; None for "does not converge".
-        found: the measured overhead; None if the reference has no crossing to compare with.
-        budget: overhead in percent that the budget of tokens would just allow.
+    The claim is the lowest and highest overhead in percent, or None for "does not converge". None is `found` if the
+    reference has no crossing to compare with. `budget` is the overhead that the tokens would just allow.
     """
     if found is None:
         return Verdict.UNDERPOWERED, "no target to compare at"
@@ -207,32 +190,22 @@ Counts = tuple[int, int]
 """How many runs of an arm diverged, and how many there are."""
 
 
-def outcome(found: Difference | None, corrected: float | None, arm: Counts, against: Counts) -> Outcome:
-    """Return the outcome of a contrast of losses.
-
-    Args:
-        found: the difference in nats, over pairs that did not diverge.
-        corrected: its p-value, corrected for the number of contrasts.
-        arm: runs of the arm that diverged.
-        against: runs of the other arm that diverged.
-    """
+def outcome(found: Difference | None, corrected: float, arm: Counts, against: Counts) -> Outcome:
+    """Return the outcome of a contrast, by its difference in nats over pairs that did not diverge and its p-value."""
     if arm[0] or against[0]:
         every = arm[0] == arm[1] and against[1] and not against[0]
         return Outcome.DIVERGES if every else Outcome.UNDECIDED
     if found is None:
         return Outcome.MISSING
-    if corrected is not None and corrected < LEVEL:
+    if corrected < LEVEL:
         return Outcome.LOWER if found.estimate < 0 else Outcome.HIGHER
     return Outcome.EQUAL if found.equal_p(EQUAL_NATS) < LEVEL else Outcome.UNDERPOWERED
 
 
 def judge_prediction(says: Says, seen: Outcome, converged: bool) -> Verdict:
-    """Return the verdict on a prediction.
+    """Return the verdict on a prediction by the outcome of its contrast.
 
-    Args:
-        says: the prediction.
-        seen: the outcome of its contrast.
-        converged: whether no run of the arm diverged and all of them reached the target.
+    The arm `converged` if none of its runs diverged and all of them reached the target.
     """
     if seen.value == says.value:
         return Verdict.REPRODUCED

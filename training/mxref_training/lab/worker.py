@@ -1,8 +1,8 @@
-"""One run of a ladder: `python -m mxref_training.lab.worker BACKEND TOKENS RUN`, alone or on each rank of a torchrun.
+"""One run of a ladder: `python -m mxref_training.lab.worker TASK`, alone or on each rank of a torchrun.
 
-TOKENS is a file with the JSON of `TokenCorpus.to_table`, RUN one with that of `ArmRun.to_table`. Standard output
-carries the progress, one call of `ProgressSink` a line. Everything else is printed to standard error, which is the log
-of the run.
+TASK is a file that the queue writes and no one else, a pickle as `multiprocessing` would send it: the name of the
+backend, `TokenCorpus.to_table` and the `ArmRun`. Standard output carries the progress, one call of `ProgressSink` a
+line. Everything else is printed to standard error, which is the log of the run.
 
 The exit code is 0 if the run has its result, 130 after an interrupt, and 2 after an error, whose last line says what
 failed.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import sys
 import traceback
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mxref_training.distributed.ranks import Ranks
+    from mxref_training.lab.arm import ArmRun
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -61,64 +63,54 @@ class PipeProgress:
         """Do nothing: the other process notices the end of the run."""
 
 
-def main(backend: str, tokens: str, run: str) -> int:
+def main(task: str) -> int:
     """Train the run that a file describes, and return the exit code."""
     channel = os.dup(1)
     os.dup2(2, 1)
     try:
         from mxref_training.distributed.connect import connected, started_ranks
 
-        corpus, table = (json.loads(Path(path).read_text()) for path in (tokens, run))
         with connected(started_ranks()) as ranks:
-            _train_run(backend, corpus, table, PipeProgress(channel), ranks)
+            backend, tokens, run = pickle.loads(Path(task).read_bytes())
+            train_run(backend, tokens, run, PipeProgress(channel), ranks)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except Exception as err:
-        return _failed(err)
+        from mxref.errors import MxrefError
+        from mxref.raised import raised_text
+        from mxref_training.interrupt import Interrupted
+
+        if isinstance(err, Interrupted):
+            print(f"interrupted: {err}", file=sys.stderr)
+            return EXIT_INTERRUPTED
+        if not isinstance(err, MxrefError):
+            traceback.print_exc()
+        print(f"error: {err if isinstance(err, MxrefError) else raised_text(err)}", file=sys.stderr)
+        return EXIT_ERROR
     return 0
 
 
-def _failed(err: Exception) -> int:
-    """Print why a run has no result, and return the exit code."""
-    from mxref.errors import MxrefError
-    from mxref.raised import raised_text
-    from mxref_training.interrupt import Interrupted
-
-    if isinstance(err, Interrupted):
-        print(f"interrupted: {err}", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    if not isinstance(err, MxrefError):
-        traceback.print_exc()
-    print(f"error: {err if isinstance(err, MxrefError) else raised_text(err)}", file=sys.stderr)
-    return EXIT_ERROR
-
-
-def _train_run(
-    backend: str, tokens: dict[str, Any], table: dict[str, Any], progress: PipeProgress, ranks: Ranks
+def train_run(
+    backend: str, tokens: dict[str, Any], run: ArmRun, progress: PipeProgress, ranks: Ranks
 ) -> None:
+    """Train a run, unless it is no longer the one that the ladder began with: then its arms cannot be compared."""
     from mxref.discovery import get_backend
     from mxref_training.data.corpus import TokenCorpus
     from mxref_training.errors import ConfigError
-    from mxref_training.lab.arm import DESIGN, ArmRun, changes, fingerprint, train_arm
-    from mxref_training.lab.result_file import plain
+    from mxref_training.lab.arm import DESIGN, changes, fingerprint, train_arm
     from mxref_training.sources import code_digest
     from mxref_training.trainer import train
 
-    run = ArmRun.from_table(table)
     if ranks.first:
         began = datetime.now(UTC).isoformat(timespec="seconds")
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
-        on = f", GPU {gpus}" if gpus else ""
-        print(
-            f"{HEADER}{began}: process {os.getpid()}, threads {run.config.run.threads}{on}",
-            file=sys.stderr,
-            flush=True,
-        )
+        threads = f"threads {run.config.run.threads}{f', GPU {gpus}' if gpus else ''}"
+        print(f"{HEADER}{began}: process {os.getpid()}, {threads}", file=sys.stderr, flush=True)
     chosen, corpus = get_backend(backend), TokenCorpus.from_table(tokens)
-    key = plain(fingerprint(run.config, run.recipe, chosen, corpus, code_digest(), ranks.world))
+    key = fingerprint(run.config, run.recipe, chosen, corpus, code_digest(), ranks.world)
     if key != {part: value for part, value in run.key.items() if part != DESIGN}:
-        # The sources may have been edited since the ladder began; then its arms cannot be compared.
+        # The sources may have been edited since the ladder began.
         changed = ", ".join(changes(run.key, key))
         raise ConfigError(f"{changed} while the ladder ran: give the same command again")
     train_arm(run, train, chosen, corpus, progress, ranks)
