@@ -13,7 +13,7 @@ from ablations.conclusions import SHOWN
 from ablations.ladders import Results, arm_of, reference_of
 from bench.plot import WIDE
 from mxref_training.report.drawing import MANY, SMALLEST, name_curves
-from mxref_training.report.ladder.plots import short_names
+from mxref_training.report.ladder.tables import short_names
 from mxref_training.report.palette import BAND, COLOURS, INK, MUTED
 
 _FROM = 0.15

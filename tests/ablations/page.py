@@ -13,8 +13,8 @@ from ablations import branches, conclusions, curves, front, probes
 from ablations.ladders import LADDERS, Results, intervals, reference_of, results_of
 from ablations.strip import strip
 from bench.plot import WIDE, charts
-from mxref_training.report.ladder.tables import answers_table
-from mxref_training.report.ladder.words import headline, provenance, target_line
+from mxref_training.report.ladder.page import headline, target_line
+from mxref_training.report.ladder.tables import answers_table, provenance
 from rst_table import csv_table
 
 SOURCES = ("Model", "Tokens per arm", "Data", "Versions")

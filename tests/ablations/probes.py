@@ -19,7 +19,7 @@ from typing import Any
 from bench.plot import NARROW, WIDE, standalone
 from bench.records import RECORDS
 from mxref_training.probe.results import TABLES, Results, rows
-from mxref_training.report.probe.plots import figures as drawn
+from mxref_training.report.probe.page import figures as drawn
 
 KIND = "ablation_probe"
 QUARTILES = ("lower quartile of the layers", "median of the layers", "upper quartile of the layers")

@@ -19,7 +19,7 @@ from mxref_training.errors import CheckpointError
 from mxref_training.forecast import memory
 from mxref_training.log_files import read_lines
 from mxref_training.report.runs.page import runs_page
-from mxref_training.report.runs.read import read_runs
+from mxref_training.report.runs.tables import read_runs
 from mxref_training.treatment import describe
 from training_setup import Saboteur, change, crash, lines, metrics, run, weights
 

@@ -18,7 +18,7 @@ from mxref_training.config import Compile, TrainConfig
 from mxref_training.device import CUBLAS, compiler_threads, fixed_choices
 from mxref_training.errors import CheckpointError, ConfigError
 from mxref_training.failures import known_errors
-from mxref_training.report.ladder.words import provenance
+from mxref_training.report.ladder.tables import provenance
 from training_setup import change, metrics, run
 
 GPU = torch.device("cuda")

@@ -25,7 +25,7 @@ from mxref_training.cli.report import report
 from mxref_training.interrupt import Interrupted
 from mxref_training.lab.ladder import Contrast, Ladder, load_ladder
 from mxref_training.lab.study import load_results
-from mxref_training.report.ladder.page import ladder_page, screen, write_report
+from mxref_training.report.ladder.page import headline, ladder_page, noise, noise_line, screen, write_report
 from mxref_training.report.ladder.plots import differences
 from mxref_training.report.ladder.tables import (
     answers_table,
@@ -34,7 +34,6 @@ from mxref_training.report.ladder.tables import (
     last_table,
     results_table,
 )
-from mxref_training.report.ladder.words import headline, noise, noise_line
 
 SLOWDOWN = {"plain RNE": 0.09, "SR on dY": 0.2, "RHT16, signs fixed": 0.6}
 PAPER = load_ladder("paper")

@@ -22,8 +22,7 @@ from mxref.tomlio import dumps
 from mxref_training.lab.study import RESULTS
 from mxref_training.report.runs.page import runs_page, signs
 from mxref_training.report.runs.plots import METRICS, layer_grid
-from mxref_training.report.runs.read import read_runs
-from mxref_training.report.runs.tables import all_tables
+from mxref_training.report.runs.tables import all_tables, read_runs
 from training_setup import change, run
 
 CONFIG = change(steps=4, batch=2, micro_batch=1, threads=1, telemetry_every=2)

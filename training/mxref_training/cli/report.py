@@ -54,8 +54,7 @@ def report(folders: tuple[Path, ...], out: Path | None, csv_folder: Path | None)
     from mxref_training.lab.study import RESULTS, load_results
     from mxref_training.probe.results import JSON
     from mxref_training.report.runs.page import write_page
-    from mxref_training.report.runs.read import is_run, read_runs
-    from mxref_training.report.runs.tables import all_tables
+    from mxref_training.report.runs.tables import all_tables, is_run, read_runs
     from mxref_training.report.table import write_csv
 
     ladders = [folder for folder in folders if (folder / RESULTS).exists() and not is_run(folder)]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from mxref_training.lab.measures import finite_part
 from mxref_training.report.drawing import (
     MANY,
     WIDTH,
@@ -21,29 +20,21 @@ from mxref_training.report.drawing import (
     svg,
     zoom,
 )
+from mxref_training.report.ladder.tables import short_names
 from mxref_training.report.palette import BAND, COLOURS, GOLD, INK, MUTED, PAPER
 from mxref_training.report.table import written
 
 Arm = dict[str, Any]
 
 
-def short_names(arms: Sequence[Arm]) -> dict[str, str]:
-    """Return each arm's label by its name, with its stage where two arms share the label."""
-    labels = [arm["label"] for arm in arms]
-    return {
-        arm["name"]: f"{arm['stage']}: {arm['label']}" if labels.count(arm["label"]) > 1 else arm["label"]
-        for arm in arms
-    }
-
-
 def differences(results: dict[str, Any], arm: Arm) -> list[list[tuple[float, float]]]:
     """Return for each run of an arm the tokens, and its loss less that of the reference's run of the same seed."""
     reference = next(one for one in results["arms"] if one["role"] == "reference")
-    base = {run["pair"]: dict(_finite(run["curve"])) for run in reference["runs"]}
+    base = {run["pair"]: dict(finite_part(run["curve"])) for run in reference["runs"]}
     found = []
     for run in arm["runs"]:
         theirs = base.get(run["pair"], {})
-        found.append([(t, loss - theirs[t]) for t, loss in _finite(run["curve"]) if t in theirs])
+        found.append([(t, loss - theirs[t]) for t, loss in finite_part(run["curve"]) if t in theirs])
     return found
 
 
@@ -62,7 +53,7 @@ def curves_svg(results: dict[str, Any]) -> str:
             label = names[arm["name"]]
             for run, apart in zip(arm["runs"], differences(results, arm), strict=True):
                 width = 1.8 if run["pair"] == 0 else 0.7
-                plot(loss, _finite(run["curve"]), lw=width, **look)
+                plot(loss, finite_part(run["curve"]), lw=width, **look)
                 named = f"{label}: DNC" if run["diverged"] else label
                 plot(gap, apart, lw=width, label=named if apart and run["pair"] == 0 else None, **look)
                 if not run["diverged"]:
@@ -79,7 +70,9 @@ def curves_svg(results: dict[str, Any]) -> str:
         gap.set_title(f"Difference from {reference} at equal tokens")
         if (spread := results["noise"]["loss_spread"]) is not None:
             gap.axhspan(-spread, spread, color=BAND, zorder=0)
-        zoom(loss, [v for arm in results["arms"] for run in arm["runs"] for _, v in _finite(run["curve"])])
+        zoom(
+            loss, [v for arm in results["arms"] for run in arm["runs"] for _, v in finite_part(run["curve"])]
+        )
         if max(late) > min(late):
             # A loss that jumps in one early step would compress the ends, which matter, into one line.
             room = 0.5 * (max(late) - min(late))
@@ -131,13 +124,3 @@ def _bar(axes: Axes, y: int, found: dict[str, Any]) -> None:
     elif None not in (found["low"], found["high"]):
         ends = [[percent - found["low"]], [found["high"] - percent]]
         axes.errorbar([percent], [y], xerr=ends, color=INK, elinewidth=1.1, capsize=3)
-
-
-def _finite(curve: list[list[float | None]]) -> list[tuple[float, float]]:
-    """Return a curve up to its first loss that is not finite."""
-    points: list[tuple[float, float]] = []
-    for tokens, loss in curve:
-        if tokens is None or loss is None or not math.isfinite(loss):
-            break
-        points.append((tokens, loss))
-    return points

@@ -6,15 +6,29 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from mxref_training.report.ladder.plots import short_names
-from mxref_training.report.ladder.words import label_of, provenance
-from mxref_training.report.table import Column, Table, plain, written
+from mxref_training.report.table import Column, Table, facts_of, plain, written
 
 Results = dict[str, Any]
 Record = Mapping[str, Any]
 OWN, VALIDATION = "own", "validation"
 """How a last checkpoint's evaluations name the run's own recipe and its own text."""
 _PURPOSES = {"reference": "reference", "noise": "noise", "arm": "no claim"}
+
+
+def short_names(arms: Sequence[Record]) -> dict[str, str]:
+    """Return each arm's label by its name, with its stage where two arms share the label."""
+    labels = [arm["label"] for arm in arms]
+    return {
+        arm["name"]: f"{arm['stage']}: {arm['label']}" if labels.count(arm["label"]) > 1 else arm["label"]
+        for arm in arms
+    }
+
+
+def label_of(results: Results, which: str) -> str:
+    """Return the label of the target's `reference` or `high_precision` arm; its name, or nothing, if it did not run."""
+    name = str(results["target"][which])
+    found = next((arm["label"] for arm in results["arms"] if arm["name"] == name), None)
+    return found or (name if which == "reference" else "")
 
 
 def _arms(results: Results, name: str, *columns: Column) -> Table:
@@ -176,10 +190,7 @@ def last_table(results: Results) -> Table | None:
 
 
 def gaps(arm: Record, reference: Record, recipe: str, text: str) -> list[float]:
-    """Return the losses of an arm less those of the reference at equal seeds, in nats.
-
-    A loss that was not finite gives none.
-    """
+    """Return the losses of an arm less those of the reference at equal seeds, in nats, where both are finite."""
     base = {run["pair"]: run["last"]["losses"][recipe][text] for run in reference["runs"]}
     pairs = [(run["last"]["losses"][recipe][text], base.get(run["pair"])) for run in arm["runs"]]
     return [mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None]
@@ -192,15 +203,33 @@ def _said(found: Sequence[float]) -> str:
     return f"{mean} ({low} to {high})" if len(found) > 1 else mean
 
 
-def ladder_tables(results: Results) -> list[Table]:
-    """Return the arms, their validation curves, their recipes and where the numbers come from, for CSV files.
+def provenance(results: Results) -> list[tuple[str, str]]:
+    """Return the provenance of the numbers: software, hardware, data, size and time."""
+    model, run = results["config"]["model"], results["config"]["run"]
+    lines = {
+        "mxref": f"{results['mxref']}, backend {results['backend']}",
+        "Model": f"{model['layers']} layers, width {model['width']}, FFN {model['ffn']}, vocabulary {model['vocab']:,}",
+        "Tokens per arm": f"{results['tokens']:,} ({run['steps']} steps of {run['batch']} × {run['seq_len']})",
+        "Data": results["data"]["report"],
+    }
+    if run.get("deterministic"):
+        lines["Deterministic"] = "no kernel was chosen by its time"
+    lines |= {f"SHA-256, {side}": sha for side, sha in results["data"]["hashes"].items()}
+    lines["Training time, all arms"] = f"{sum(arm['seconds'] for arm in results['arms']):,.0f} s"
+    environments = [run["environment"] for arm in results["arms"] for run in arm["runs"]]
+    for part in ("versions", "hardware"):
+        # Arms may have run on different machines: each distinct value is shown.
+        said = [facts_of(one[part]) for one in environments if one.get(part)]
+        if said:
+            lines[part.capitalize()] = "; ".join(dict.fromkeys(said))
+    return list(lines.items())
 
-    Args:
-        results: the content of `results.json`.
-    """
+
+def ladder_tables(results: Results) -> list[Table]:
+    """Return the arms, their validation curves, their recipes and where the numbers come from, for CSV files."""
     arms = results["arms"]
     points = [
-        run | {"arm": arm["name"]} | {"tokens": tokens, "val_loss": loss}
+        run | {"arm": arm["name"], "tokens": tokens, "val_loss": loss}
         for arm in arms
         for run in arm["runs"]
         for tokens, loss in run["curve"]

@@ -10,7 +10,7 @@ from mxref.tomlio import dumps
 from mxref_training.report.page import Page
 from mxref_training.report.probe.tables import slot_title
 from mxref_training.report.runs import plots, tables
-from mxref_training.report.runs.read import Run
+from mxref_training.report.runs.tables import Run
 from mxref_training.report.table import Table
 from mxref_training.wording import counted
 

@@ -28,7 +28,7 @@ from mxref_training.report.drawing import (
 )
 from mxref_training.report.palette import INK, MUTED
 from mxref_training.report.probe.tables import SLOTS, slot_title
-from mxref_training.report.runs.read import Line, Run
+from mxref_training.report.runs.tables import Line, Run
 
 Points = list[tuple[float, float]]
 Slot = tuple[str, str]
