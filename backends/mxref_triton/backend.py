@@ -17,6 +17,7 @@ from mxref.backend import Backend
 from mxref.capabilities import Capabilities, every_gemm
 from mxref.errors import BackendError
 from mxref.formats import (
+    BLOCK_FORMATS,
     MXFP4,
     MXFP4_E1M2,
     MXFP6_E2M3,
@@ -38,13 +39,13 @@ from mxref_triton.products.bounded import (
     BoundedWay,
     RangeFlag,
     add_by_mfma,
-    are_short,
     bounded_way,
     check_same_device,
     prepared_layout,
     scaled_gemm,
 )
 from mxref_triton.products.matrix_cores import TUNES
+from mxref_triton.products.ordered import sums_in_float32
 from mxref_triton.quantizer.decode import dequantize
 from mxref_triton.quantizer.dispatch import quantize, quantize_dual
 from mxref_triton.quantizer.native import native_roundings
@@ -54,7 +55,7 @@ _SHORT = frozenset({MXFP4, MXFP4_E1M2, MXFP6_E2M3, MXFP6_E3M2})
 _OF_MATRIX_CORES = frozenset({MXFP4, MXFP8_E4M3, MXFP8_E5M2})
 """Formats that Triton multiplies by gfx950's scaled matrix instruction."""
 FORMATS = _SHORT | _OF_MATRIX_CORES
-_ORDERED = every_gemm({GemmProfile.ORDERED}, _SHORT)
+_ORDERED = every_gemm({GemmProfile.ORDERED}, BLOCK_FORMATS.values())
 
 
 class TritonBackend(Backend):
@@ -159,7 +160,7 @@ class TritonBackend(Backend):
     def _scaled_gemm(self, a: MXArray, b: MXArray, profile: GemmProfile, out_dtype: str) -> torch.Tensor:
         way = self._way
         if self._widened:
-            profile, way = (GemmProfile.ORDERED, way) if are_short(a, b) else (profile, BoundedWay.ORDERED)
+            profile, way = (GemmProfile.ORDERED, way) if sums_in_float32(a, b) else (profile, BoundedWay.ORDERED)
         return scaled_gemm(a, b, profile, out_dtype, way, self._flag, self.name)
 
     def _add_product(self, a: MXArray, b: MXArray, onto: torch.Tensor, profile: GemmProfile) -> None:

@@ -15,6 +15,8 @@ from mxref.formats import (
     MXFP6_E3M2,
     MXFP8_E4M3,
     MXFP8_E5M2,
+    MXINT8,
+    NVFP4,
     BlockFormat,
     BlockShape,
 )
@@ -93,7 +95,8 @@ def operand(rows: int, length: int, prescale: bool = False, made: BlockFormat = 
     """Return an operand of a GEMM, [rows, length], without data."""
     codes = torch.empty((rows, made.code_bytes(length)), dtype=torch.uint8, device="cuda")
     scales = torch.empty((rows, length // made.k), dtype=torch.uint8, device="cuda")
-    return MXArray(codes, scales, (rows, length), 1, prescale=prescale, format=made)
+    tensor = torch.empty(1, dtype=torch.float32, device="cuda") if made.tensor_scale else None
+    return MXArray(codes, scales, (rows, length), 1, prescale=prescale, format=made, tensor_scale=tensor)
 
 
 def _dequantize(dtype: str, made: BlockFormat, backend: TritonBackend) -> object:
@@ -110,7 +113,12 @@ def _product(formats: tuple[BlockFormat, BlockFormat], out_dtype: str, backend: 
     return backend.scaled_gemm(a, b, profile=GemmProfile.BOUNDED, out_dtype=out_dtype)
 
 
-def _short_products(formats: tuple[BlockFormat, BlockFormat], backend: TritonBackend) -> None:
+def _ordered(formats: tuple[BlockFormat, BlockFormat], backend: TritonBackend) -> object:
+    a, b = (operand(_WIDTH, _WIDTH, made=made) for made in formats)
+    return backend.scaled_gemm(a, b, profile=GemmProfile.ORDERED)
+
+
+def _every_profile(formats: tuple[BlockFormat, BlockFormat], backend: TritonBackend) -> None:
     a, b = (operand(_WIDTH, _WIDTH, made=made) for made in formats)
     for profile in sorted(backend.capabilities.profiles(*formats)):
         backend.scaled_gemm(a, b, profile=profile)
@@ -244,6 +252,10 @@ def _mxfp8_cases(area: int) -> Iterator[CompiledCase]:
     )  # fmt: skip
     for name in ("e5m2.e4m3", "e4m3.mxfp4"):
         yield CompiledCase(f"gemm.mxfp8.{name}.widened", partial(_by_block, pairs[name]), _WIDTH * _WIDTH)
+    for name in ("e4m3", "e5m2.e4m3"):
+        yield CompiledCase(f"gemm.mxfp8.{name}.ordered", partial(_ordered, pairs[name]), _WIDTH * _WIDTH)
+    for name, made in (("nvfp4", NVFP4), ("mxint8", MXINT8)):
+        yield CompiledCase(f"gemm.{name}", partial(_every_profile, (made, made)), _WIDTH * _WIDTH)
 
 
 def _short_cases(area: int) -> Iterator[CompiledCase]:
@@ -257,7 +269,7 @@ def _short_cases(area: int) -> Iterator[CompiledCase]:
     )
     h16 = replace(e2m3, hadamard=16)
     yield CompiledCase("short.dual.rne+rne.h16.e2m3", partial(_dual, (e2m3, h16), whole), area)
-    run = partial(_short_products, (MXFP6_E3M2, MXFP6_E2M3))
+    run = partial(_every_profile, (MXFP6_E3M2, MXFP6_E2M3))
     yield CompiledCase("gemm.short.e3m2.e2m3", run, _WIDTH * _WIDTH)
 
 

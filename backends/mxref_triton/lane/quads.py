@@ -21,12 +21,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mxref.formats import CANONICAL_NAN, Specials
+from mxref.formats import CANONICAL_NAN, Negatives, Specials
 from mxref_triton.lane.random import random_fraction
 from mxref_triton.lane.registers import bits_of, float_of
 
 _EXPONENT = tl.constexpr(0x7F800000)
 _NAN = tl.constexpr(CANONICAL_NAN)
+_TWOS_COMPLEMENT = tl.constexpr(Negatives.TWOS_COMPLEMENT.value)
 _IEEE = tl.constexpr(Specials.IEEE.value)
 _NAN_ONLY = tl.constexpr(Specials.NAN.value)
 
@@ -179,26 +180,30 @@ def decode_pairs(quads, scale, E: tl.constexpr):
 
 @triton.jit
 def byte_of_pair(pair, E: tl.constexpr):
-    """Return the byte of a packed row in which the codes 2 * pair and 2 * pair + 1, of 4 or 6 bits, begin."""
-    return pair if E.bits == 4 else 3 * pair >> 1
-
-
-@triton.jit
-def load_pair(codes, mask, E: tl.constexpr):
-    """Return the bytes of two neighbouring codes of 4 or 6 bits as one integer; `codes` are uint8 pointers."""
-    first = tl.load(codes, mask, 0)
-    if E.bits == 4:
-        return first
+    """Return the byte of a packed row in which the codes 2 * pair and 2 * pair + 1 begin."""
+    if E.bits == 8:
+        return 2 * pair
     else:
-        return first.to(tl.int32) | (tl.load(codes + 1, mask, 0).to(tl.int32) << 8)
+        return pair if E.bits == 4 else 3 * pair >> 1
 
 
 @triton.jit
-def split_pair(both, pair, E: tl.constexpr):
-    """Return the even and the odd code of a pair that `load_pair` returned; `pair` as in `byte_of_pair`."""
-    if E.bits == 4:
+def load_codes(codes, pair, mask, E: tl.constexpr):
+    """Return the codes with even and with odd index from memory.
+
+    Args:
+        codes: uint8 pointers to the bytes that `byte_of_pair` numbers.
+        pair: numbers of the pairs.
+        mask: of those that exist; codes of others are 0.
+        E: the element format.
+    """
+    if E.bits == 8:
+        return tl.load(codes, mask, 0), tl.load(codes + 1, mask, 0)
+    elif E.bits == 4:
+        both = tl.load(codes, mask, 0)
         return both & 15, both >> 4
     else:
+        both = tl.load(codes, mask, 0).to(tl.int32) | (tl.load(codes + 1, mask, 0).to(tl.int32) << 8)
         both = both >> (4 * (pair & 1))  # an odd pair begins in the middle of a byte
         return both & 63, (both >> 6) & 63
 
@@ -209,11 +214,15 @@ def half_element(codes, E: tl.constexpr):
 
     Args:
         codes: integers of any shape, one code in each, of an element format of up to 8 bits.
-        E: the element format; NaN and Inf are float16's.
+        E: the element format; NaN and Inf are float16's. The exponent field of an integer is 0.
     """
     M: tl.constexpr = E.mantissa_bits
     MASK: tl.constexpr = E.sign - 1
-    magnitude = (codes & MASK).to(tl.int16) << (10 - M)
+    if E.negatives == _TWOS_COMPLEMENT:
+        number = ((codes & (2 * E.sign - 1)).to(tl.int16) ^ E.sign) - E.sign
+        magnitude = tl.abs(number) << (10 - M)
+    else:
+        magnitude = (codes & MASK).to(tl.int16) << (10 - M)
     if E.specials == _NAN_ONLY:
         magnitude = tl.where((codes & MASK) == MASK, 0x7E00, magnitude).to(tl.int16)
     sign = (codes & E.sign).to(tl.int16) << (16 - E.bits)

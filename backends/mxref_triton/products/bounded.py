@@ -19,10 +19,10 @@ from mxref_triton.launch import DEVICE, INTERPRETED, check_device
 from mxref_triton.memory import asking
 from mxref_triton.operands import rows_of, unprescale
 from mxref_triton.products.by_block import multiply_blocks
-from mxref_triton.products.fold import Folded, fits_wide, fold
+from mxref_triton.products.fold import Folded, are_folded, fits_wide, fold
 from mxref_triton.products.matrix_cores import MAX_SCALE, max_scale, multiply, multiply_onto
 from mxref_triton.products.misfits import multiply_misfits
-from mxref_triton.products.ordered import ordered, sums_in_fp8
+from mxref_triton.products.ordered import ordered, sums_in_float32, sums_in_fp8
 from mxref_triton.products.scale_bytes import first_wrong_scale, on_device
 from mxref_triton.products.scale_range import flag_scales
 from mxref_triton.quantizer.decode import dequantize
@@ -177,10 +177,9 @@ def scaled_gemm(
     """
     _check_devices(a, b)
     layouts = [q.layout_for(name, profile) if isinstance(q, PreparedArray) else () for q in (a, b)]
-    if not are_short(a, b):
-        return _by_value(a, b, out_dtype, way, flag, layouts)
-    fp8 = way is BoundedWay.FP8
-    if profile is GemmProfile.ORDERED or way is BoundedWay.ORDERED or (fp8 and not _multiplies_fp8(a, b)):
+    fp8 = way is BoundedWay.FP8 and are_folded(a, b)
+    by_ordered = (way is BoundedWay.ORDERED and sums_in_float32(a, b)) or (fp8 and not _multiplies_fp8(a, b))
+    if profile is GemmProfile.ORDERED or by_ordered:
         folded = None
         if _folds_ordered(a, b):
             folded = _both_folded(a, b, layouts)
@@ -202,11 +201,6 @@ def scaled_gemm(
 def is_mxfp4(*operands: MXArray) -> bool:
     """Return whether all operands are in MXFP4, for which there are kernels of every way."""
     return all(q.format is MXFP4 for q in operands)
-
-
-def are_short(*operands: MXArray) -> bool:
-    """Return whether all elements have fewer than 8 bits: E4M3 has them all, and `ordered` multiplies them."""
-    return all(q.format.element.bits < 8 for q in operands)
 
 
 def _flag_prepared(word: torch.Tensor, layouts: Sequence[tuple[torch.Tensor, ...]]) -> None:
@@ -268,12 +262,12 @@ def check_same_device(onto: torch.Tensor, a: MXArray) -> None:
 
 def prepared_layout(q: MXArray, profile: GemmProfile, way: BoundedWay) -> tuple[torch.Tensor, ...]:
     """Return what GEMMs read in place of an operand's codes; nothing where they read codes."""
-    bounded, short = profile is GemmProfile.BOUNDED, are_short(q)
-    if bounded and (way is BoundedWay.BF16 or (way is BoundedWay.FP8 and not short)):
+    bounded, folds = profile is GemmProfile.BOUNDED, are_folded(q)
+    if bounded and (way is BoundedWay.BF16 or (way is BoundedWay.FP8 and not folds)):
         exceeded = torch.zeros(1, dtype=torch.int32, device=q.codes.device)
         return _decoded_flagging(q, exceeded), exceeded
     # Under `ordered`, what another operand is does not matter if this one has too many bits with itself.
-    reads_codes = not short or (way is BoundedWay.MFMA if bounded else not sums_in_fp8(q, q))
+    reads_codes = not folds or (way is BoundedWay.MFMA if bounded else not sums_in_fp8(q, q))
     if reads_codes or not _multiplies_folded(q.codes.device):
         return ()
     return _folded(q).layout
@@ -282,7 +276,9 @@ def prepared_layout(q: MXArray, profile: GemmProfile, way: BoundedWay) -> tuple[
 def _check_devices(a: MXArray, b: MXArray) -> None:
     """Raise UnsupportedError unless all four arrays are on one device where kernels run."""
     device = a.codes.device
-    for t in (a.codes, a.scales, b.codes, b.scales):
+    for t in (a.codes, a.scales, a.tensor_scale, b.codes, b.scales, b.tensor_scale):
+        if t is None:
+            continue
         check_device(t)
         if t.device != device:
             raise UnsupportedError(
@@ -307,7 +303,7 @@ def _multiplies_folded(device: torch.device) -> bool:
 
 def _folds_ordered(a: MXArray, b: MXArray) -> bool:
     m, n = a.scales.shape[0], b.scales.shape[0]
-    few = max(m, n) < MOST_FOLDED_ROWS and sums_in_fp8(a, b)
+    few = max(m, n) < MOST_FOLDED_ROWS and are_folded(a, b) and sums_in_fp8(a, b)
     return few and m * n * a.length >= LEAST_FOLDED_WORK and _multiplies_folded(a.codes.device)
 
 

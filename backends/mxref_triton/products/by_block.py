@@ -20,7 +20,7 @@ import triton.language as tl
 
 from mxref.formats import CANONICAL_NAN
 from mxref.mxarray import MXArray
-from mxref_triton.lane.quads import byte_of_pair, half_element, load_pair, split_pair
+from mxref_triton.lane.quads import byte_of_pair, half_element, load_codes
 from mxref_triton.launch import INTERPRETED, launch, power_of_two_from, tiles_of
 from mxref_triton.memory import empty
 from mxref_triton.operands import rows_of, unprescale
@@ -43,11 +43,7 @@ def _halves(codes, at, mask, E: tl.constexpr, K: tl.constexpr, EMULATED: tl.cons
         K: elements of a block.
         EMULATED: whether they become float32, which the interpreter multiplies.
     """
-    if E.bits == 8:
-        even = tl.load(codes + 2 * at, mask, 0)
-        odd = tl.load(codes + 2 * at + 1, mask, 0)
-    else:
-        even, odd = split_pair(load_pair(codes + byte_of_pair(at, E), mask, E), at, E)
+    even, odd = load_codes(codes + byte_of_pair(at, E), at, mask, E)
     even = half_element(even, E)
     odd = half_element(odd, E)
     if EMULATED:

@@ -99,6 +99,13 @@ class Fold:
         return cls(lift, gap, lift + below, lift + above)
 
 
+def are_folded(*operands: MXArray) -> bool:
+    """Return whether FP8 holds the elements of all operands, under scales that are powers of two."""
+    return all(
+        q.format.element.bits < 8 and q.format.k == _BLOCK and q.format.scale.powers for q in operands
+    )
+
+
 def fits_wide(element: ElementFormat) -> bool:
     """Return whether E5M2 has as many mantissa bits as an element format."""
     return element.mantissa_bits <= E5M2.mantissa_bits

@@ -21,7 +21,7 @@ from mxref_triton.operands import rows_of
 from mxref_triton.products.fold import MISFIT_PROGRAMS, Folded
 from mxref_triton.products.ordered import (
     bits_of,
-    elements,
+    formats,
     misfit_tile,
     ordered_sum,
     store_options,
@@ -38,7 +38,7 @@ _LEAST_BLOCKS = 8
 def _bounded_misfits(
     a_codes, a_scales, b_codes, b_scales, a_misfits, b_misfits, parts, done, out,
     rows, columns, blocks, factor,
-    A: tl.constexpr, B: tl.constexpr,
+    A: tl.constexpr, B: tl.constexpr, S: tl.constexpr, K: tl.constexpr, LARGEST: tl.constexpr, WIDE: tl.constexpr,
     SCALED: tl.constexpr, HALF: tl.constexpr, EMULATED: tl.constexpr, NAN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
@@ -63,7 +63,7 @@ def _bounded_misfits(
         first = part * length
         acc = ordered_sum(
             a_codes, a_scales, b_codes, b_scales, row, column, rows, columns,
-            first, tl.minimum(first + length, blocks), blocks, A, B, EMULATED, (BM, BN),
+            first, tl.minimum(first + length, blocks), blocks, A, B, S, K, LARGEST, WIDE, EMULATED, (BM, BN),
         )  # fmt: skip
         finished = count == 1
         if count > 1:
@@ -97,6 +97,6 @@ def multiply_misfits(a: MXArray, b: MXArray, left: Folded, right: Folded, out: t
         _bounded_misfits, (MISFIT_PROGRAMS,),
         a_codes, a_scales, b_codes, b_scales, left.misfits, right.misfits, parts, left.done, bits_of(out),
         *out.shape, a_scales.shape[1], factor,
-        **elements(a, b), EMULATED=INTERPRETED, BM=_ROWS, BN=_COLUMNS, LEAST=_LEAST_BLOCKS, num_warps=2, num_stages=4,
+        **formats(a, b), EMULATED=INTERPRETED, BM=_ROWS, BN=_COLUMNS, LEAST=_LEAST_BLOCKS, num_warps=2, num_stages=4,
         **options,
     )  # fmt: skip

@@ -1,9 +1,14 @@
 """The profile `ordered`: acc = RN32(acc + dot * 2^(ea + eb)), block after block in ascending order.
 
-Three kernels give the same bits. One reads packed codes of 4 or 6 bits and takes any scale. It multiplies in float16
-with sums in float32, where a 32-block dot is exact: of two E3M2 it has 23 bits, of any other pair fewer.
+Three kernels give the same bits. One reads packed codes of any format, under any scale. It multiplies in float16, which
+holds every element, with sums in float32. A block's dot is exact there for elements of 4 and 6 bits and of INT8: of two
+E3M2 it has 23 bits, of any other pair fewer. With scales of UE4M3 and both their significands a dot of NVFP4 has 20.
+With an element of E4M3 or E5M2 a dot has up to 69 bits. It is then computed in float64, for E5M2 in two parts, and the
+sum with the accumulator is rounded to odd in float64 before it is rounded to float32, which gives the bits of one
+rounding (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd",
+IEEE Transactions on Computers, 2008).
 
-The others read folded operands, where FP8 matrix units sum 13 bits exactly, so both elements must have 4 bits. Each
+The others read folded operands of MXFP4 and E1M2, where FP8 matrix units sum 13 bits exactly, so both elements must have 4 bits. Each
 32-block dot is exact in a matrix unit, and enters the accumulator in one float32 addition, on Hopper inside the
 tensor core, on gfx950 by the vector ALU. Powers of two taken out of a row move no rounding as long as nothing leaves
 the normal numbers, which `fold` guarantees for rows that fit. Outputs that touch a row that does not fit are then
@@ -19,6 +24,7 @@ and its parts are small multiples of one power of two, here below 2^13. `mxref c
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,9 +32,9 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from mxref.formats import CANONICAL_NAN, ElementFormat
+from mxref.formats import CANONICAL_NAN, BlockFormat, ElementFormat
 from mxref.mxarray import MXArray
-from mxref_triton.lane.quads import byte_of_pair, half_element, load_pair, split_pair
+from mxref_triton.lane.quads import byte_of_pair, half_element, load_codes
 from mxref_triton.launch import INTERPRETED, launch, power_of_two_from, tiles_of
 from mxref_triton.memory import empty
 from mxref_triton.operands import rows_of, unprescale
@@ -36,7 +42,9 @@ from mxref_triton.products.fold import Folded
 from mxref_triton.products.tiling import MATRIX_SIDE, Tile, largest_busy
 
 _BLOCK = 32
-"""Elements of a block of the formats of these kernels."""
+"""Elements of a block of the formats that are folded."""
+_FLOAT32_BITS = 24
+"""Bits of a float32's significand."""
 _FP8_BITS = 13
 """Bits that FP8 matrix units keep of a sum, those of its largest term and below."""
 _DEPTH = _BLOCK if INTERPRETED else 128
@@ -88,15 +96,21 @@ def _element(code, E: tl.constexpr, EMULATED: tl.constexpr):
 
 
 @triton.jit
-def store_tile(
-    acc, out, row, column, rows, columns, factor, NAN: tl.constexpr, SCALED: tl.constexpr, HALF: tl.constexpr
-):
-    """Undo the prescale, make every NaN the canonical one, narrow if asked, and store a tile."""
+def store_result(
+    acc, at, here, factor, NAN: tl.constexpr, SCALED: tl.constexpr, HALF: tl.constexpr, a_tensor=None, b_tensor=None,
+    ONTO: tl.constexpr = False,
+):  # fmt: skip
+    """Undo the prescale, apply the scales of tensors, make every NaN the canonical one, narrow if asked, and store.
+
+    `a_tensor` and `b_tensor` point to scales of tensors, or are None. ONTO adds to what is stored.
+    """
     if SCALED:
         acc = acc * factor
+    if a_tensor is not None:
+        acc = acc * tl.load(a_tensor) * tl.load(b_tensor)
+    if ONTO:
+        acc = acc + tl.load(at, here, 0).to(tl.float32, bitcast=True)
     bits = tl.where(acc != acc, NAN, acc.to(tl.int32, bitcast=True))
-    at = out + row.to(tl.int64)[:, None] * columns + column[None, :]
-    here = (row < rows)[:, None] & (column < columns)[None, :]
     if HALF:
         wide = bits.to(tl.uint32, bitcast=True)
         narrow = ((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16).to(tl.uint16)
@@ -107,94 +121,194 @@ def store_tile(
 
 
 @triton.jit
+def store_tile(
+    acc, out, row, column, rows, columns, factor, NAN: tl.constexpr, SCALED: tl.constexpr, HALF: tl.constexpr,
+    a_tensor=None, b_tensor=None,
+):  # fmt: skip
+    """Store a tile as `store_result` stores numbers."""
+    at = out + row.to(tl.int64)[:, None] * columns + column[None, :]
+    here = (row < rows)[:, None] & (column < columns)[None, :]
+    store_result(acc, at, here, factor, NAN, SCALED, HALF, a_tensor, b_tensor)
+
+
+@triton.jit
+def _scale_value(code, S: tl.constexpr):
+    """Return scales with a mantissa, float32; NaN for codes above the largest."""
+    value = (code << (23 - S.mantissa_bits)).to(tl.float32, bitcast=True) * (2.0 ** (127 - S.bias))
+    return tl.where(code > S.max_code, float("nan"), value)
+
+
+@triton.jit
+def _two_sum(x, y):
+    """Return the float64 x + y, rounded, and its error, exact (Knuth)."""
+    total = x + y
+    other = total - x
+    return total, (x - (total - other)) + (y - other)
+
+
+@triton.jit
+def _to_odd(total, error):
+    """Return total + error rounded to odd: a float64 that is not exact becomes the neighbour whose last bit is set."""
+    bits = total.to(tl.int64, bitcast=True)
+    # Bits grow with the magnitude. Neither comparison holds for an error of 0 or NaN.
+    inexact, grows = (error < 0) | (error > 0), (error > 0) == (total > 0)
+    step = tl.where(inexact & ((bits & 1) == 0), tl.where(grows, 1, -1), 0)
+    return (bits + step).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def _wide_part(half, E: tl.constexpr, SMALL: tl.constexpr):
+    """Return finite elements in float64, 0 for NaN and Inf; of E5M2 the small ones or the large ones, 0 for others."""
+    value = tl.where(half - half == 0, half.to(tl.float32), 0.0)
+    if E.max_exponent + 1 - E.unit_exponent > 24:
+        LARGE: tl.constexpr = 2.0 ** (E.unit_exponent + 12 + E.bias - 15)
+        value = tl.where((tl.abs(value) < LARGE) == SMALL, value, 0.0)
+    return value.to(tl.float64)
+
+
+@triton.jit
+def _wide_dot(
+    a_even, a_odd, b_even, b_odd, dot, A: tl.constexpr, B: tl.constexpr, SMALL_A: tl.constexpr, SMALL_B: tl.constexpr
+):  # fmt: skip
+    """Return a float64 dot plus that of the named parts of a block, exact."""
+    dot = tl.dot(_wide_part(a_even, A, SMALL_A), _wide_part(b_even, B, SMALL_B), dot, out_dtype=tl.float64)
+    return tl.dot(_wide_part(a_odd, A, SMALL_A), _wide_part(b_odd, B, SMALL_B), dot, out_dtype=tl.float64)
+
+
+@triton.jit
+def _add_wide(acc, special, a_even, a_odd, b_even, b_odd, power, A: tl.constexpr, B: tl.constexpr):
+    """Return acc plus the dots of a block times powers of two, the real sum rounded once to float32.
+
+    Two blocks of E4M3 have dots of 41 bits. Large and small elements of E5M2 are multiplied apart: dots of two large
+    parts have 49 bits, the sum of the other dots 50.
+
+    Args:
+        acc: float32.
+        special: what is added where it is infinite or NaN; an infinite `acc` stays otherwise.
+        a_even: elements of A with even index, float16 [rows, K / 2]; so are the others.
+        a_odd: of A, odd index.
+        b_even: of B, [K / 2, columns].
+        b_odd: of B, odd index.
+        power: float64.
+        A: the element format of A.
+        B: that of B.
+    """
+    SPLIT_A: tl.constexpr = A.max_exponent + 1 - A.unit_exponent > 24
+    SPLIT_B: tl.constexpr = B.max_exponent + 1 - B.unit_exponent > 24
+    wide = acc.to(tl.float64)
+    none = tl.zeros_like(wide)
+    total = _wide_dot(a_even, a_odd, b_even, b_odd, none, A, B, False, False) * power
+    if SPLIT_A or SPLIT_B:
+        low = none
+        if SPLIT_A:
+            low = _wide_dot(a_even, a_odd, b_even, b_odd, low, A, B, True, False)
+        if SPLIT_B:
+            low = _wide_dot(a_even, a_odd, b_even, b_odd, low, A, B, False, True)
+        if SPLIT_A and SPLIT_B:
+            low = _wide_dot(a_even, a_odd, b_even, b_odd, low, A, B, True, True)
+        high, low = _two_sum(total, low * power)
+        total, error = _two_sum(wide, high)
+        rest, lost = _two_sum(error, low)
+        total, error = _two_sum(total, _to_odd(rest, lost))
+    else:
+        total, error = _two_sum(wide, total)
+    finite = tl.where(acc - acc == 0, _to_odd(total, error).to(tl.float32), acc)
+    return tl.where(special - special == 0, finite, acc + special)
+
+
+@triton.jit
 def ordered_sum(
     a_codes, a_scales, b_codes, b_scales, row, column, rows, columns, first, last, blocks,
-    A: tl.constexpr, B: tl.constexpr, EMULATED: tl.constexpr, SHAPE: tl.constexpr,
+    A: tl.constexpr, B: tl.constexpr, S: tl.constexpr, K: tl.constexpr, LARGEST: tl.constexpr, WIDE: tl.constexpr,
+    EMULATED: tl.constexpr, SHAPE: tl.constexpr,
 ):  # fmt: skip
     """Return the sum over blocks `first` to `last` of packed rows `row` of A times rows `column` of B, float32 SHAPE.
 
-    Rows from `rows` and `columns` on do not exist. A and B are the element formats, of 4 or 6 bits.
+    Rows from `rows` and `columns` on do not exist. A and B are the element formats, S that of the scales, K the
+    elements of a block; `formats` has the rest.
     """
-    A_BYTES: tl.constexpr = 4 * A.bits
-    B_BYTES: tl.constexpr = 4 * B.bits
+    A_BYTES: tl.constexpr = K * A.bits // 8
+    B_BYTES: tl.constexpr = K * B.bits // 8
     UNDO: tl.constexpr = 30 - A.bias - B.bias  # exponent of what `half_element` takes out of both
-    LARGEST: tl.constexpr = (
-        A.max_exponent + B.max_exponent + 7
-    )  # of a dot product of 32 elements, below 2^LARGEST
+    PAIRS: tl.constexpr = max(16, K // 2)  # matrix units take no fewer than 16 products
     here_a, here_b = row < rows, column < columns
-    pair = tl.arange(0, 16)
+    pair = tl.arange(0, PAIRS)
     a_line = a_codes + row.to(tl.int64)[:, None] * (blocks * A_BYTES) + byte_of_pair(pair, A)[None, :]
     b_line = b_codes + column.to(tl.int64)[None, :] * (blocks * B_BYTES) + byte_of_pair(pair, B)[:, None]
     a_scale, b_scale = a_scales + row.to(tl.int64) * blocks, b_scales + column.to(tl.int64) * blocks
+    a_here, b_here = here_a[:, None], here_b[None, :]
+    if K < 2 * PAIRS:
+        a_here, b_here = a_here & (pair < K // 2)[None, :], b_here & (pair < K // 2)[:, None]
     acc = tl.zeros(SHAPE, tl.float32)
     for block in range(first, last):
-        a = load_pair(a_line + block * A_BYTES, here_a[:, None], A)
-        b = load_pair(b_line + block * B_BYTES, here_b[None, :], B)
-        code_a = tl.load(a_scale + block, here_a, 127).to(tl.int32)
-        code_b = tl.load(b_scale + block, here_b, 127).to(tl.int32)
-        # Two dots of 16: elements with even and with odd index. Their sum is exact, as is any part of it.
-        a_even, a_odd = split_pair(a, pair[None, :], A)
-        b_even, b_odd = split_pair(b, pair[:, None], B)
+        a_even, a_odd = load_codes(a_line + block * A_BYTES, pair[None, :], a_here, A)
+        b_even, b_odd = load_codes(b_line + block * B_BYTES, pair[:, None], b_here, B)
+        code_a = tl.load(a_scale + block, here_a, S.one_code).to(tl.int32)
+        code_b = tl.load(b_scale + block, here_b, S.one_code).to(tl.int32)
+        # Two dots: elements with even and with odd index. Their sum is exact, as is any part of it.
         dot = tl.dot(_element(a_even, A, EMULATED), _element(b_even, B, EMULATED), out_dtype=tl.float32)
         dot = tl.dot(_element(a_odd, A, EMULATED), _element(b_odd, B, EMULATED), dot, out_dtype=tl.float32)
-        nan_a, nan_b = code_a == 255, code_b == 255
-        if EMULATED:  # the interpreter's fma may round twice; a float64 sum is wide enough to be rounded once
-            power_a = tl.where(nan_a, float("nan"), wide_power(code_a - 127 + UNDO))
-            term = dot.to(tl.float64) * power_a[:, None] * wide_power(code_b - 127)[None, :]
-            acc = (acc.to(tl.float64) + tl.where(nan_b[None, :], float("nan"), term)).to(tl.float32)
+        if not S.powers:
+            # Both products are exact.
+            power = _scale_value(code_a, S)[:, None] * _scale_value(code_b, S)[None, :]
+            acc = tl.fma(dot * (2.0**UNDO), power, acc)
         else:
-            # dot * 2^UNDO is below 2^LARGEST and a multiple of 2^-8 or more, so its product with a power from 2^-127 to
-            # 2^(128 - LARGEST), 2^117 for two of MXFP4, is exact. The rest of ea is multiplied into B's power. If that
-            # overflows, every nonzero term overflows too, even at 2^127.
-            near = tl.minimum(code_a, 255 - LARGEST)
-            power_a = tl.where(nan_a, float("nan"), power_of_two(near - 127))
-            far_a = power_of_two(code_a - near)
-            power_b = tl.where(nan_b, float("nan"), power_of_two(code_b - 127))
-            power_ab = tl.minimum(
-                far_a[:, None] * power_b[None, :], 1.7014118346046923e38, tl.PropagateNan.ALL
-            )
-            acc = tl.fma((dot * (2.0**UNDO)) * power_a[:, None], power_ab, acc)
+            nan_a, nan_b = code_a == S.nan_code, code_b == S.nan_code
+            if WIDE:
+                power_a, power_b = wide_power(code_a - S.bias + UNDO), wide_power(code_b - S.bias)
+                dot = tl.where(nan_a[:, None] | nan_b[None, :], float("nan"), dot)
+                acc = _add_wide(
+                    acc, dot, half_element(a_even, A), half_element(a_odd, A), half_element(b_even, B),
+                    half_element(b_odd, B), power_a[:, None] * power_b[None, :], A, B,
+                )  # fmt: skip
+            elif EMULATED:  # the interpreter's fma may round twice; a float64 sum is wide enough to be rounded once
+                power_a = tl.where(nan_a, float("nan"), wide_power(code_a - S.bias + UNDO))
+                term = dot.to(tl.float64) * power_a[:, None] * wide_power(code_b - S.bias)[None, :]
+                acc = (acc.to(tl.float64) + tl.where(nan_b[None, :], float("nan"), term)).to(tl.float32)
+            else:
+                # dot * 2^UNDO is below 2^LARGEST and a multiple of 2^-12 or more, so its product with a power from
+                # 2^-127 to 2^(128 - LARGEST), 2^117 for two of MXFP4, is exact. The rest of ea is multiplied into B's
+                # power. If that overflows, every nonzero term overflows too, even at 2^127.
+                near = tl.minimum(code_a, 255 - LARGEST)
+                power_a = tl.where(nan_a, float("nan"), power_of_two(near - S.bias))
+                far_a = power_of_two(code_a - near)
+                power_b = tl.where(nan_b, float("nan"), power_of_two(code_b - S.bias))
+                power_ab = tl.minimum(
+                    far_a[:, None] * power_b[None, :], 1.7014118346046923e38, tl.PropagateNan.ALL
+                )
+                acc = tl.fma((dot * (2.0**UNDO)) * power_a[:, None], power_ab, acc)
     return acc
 
 
 @triton.jit
 def _ordered_tile(
     a_codes, a_scales, b_codes, b_scales, out, row, column, rows, columns, blocks, factor,
-    A: tl.constexpr, B: tl.constexpr,
+    A: tl.constexpr, B: tl.constexpr, S: tl.constexpr, K: tl.constexpr, LARGEST: tl.constexpr, WIDE: tl.constexpr,
     SCALED: tl.constexpr, HALF: tl.constexpr, EMULATED: tl.constexpr, NAN: tl.constexpr, SHAPE: tl.constexpr,
+    a_tensor=None, b_tensor=None,
 ):  # fmt: skip
     """Multiply packed rows `row` of A with rows `column` of B and store them."""
     acc = ordered_sum(
-        a_codes,
-        a_scales,
-        b_codes,
-        b_scales,
-        row,
-        column,
-        rows,
-        columns,
-        0,
-        blocks,
-        blocks,
-        A,
-        B,
-        EMULATED,
-        SHAPE,
+        a_codes, a_scales, b_codes, b_scales, row, column, rows, columns, 0, blocks, blocks,
+        A, B, S, K, LARGEST, WIDE, EMULATED, SHAPE,
+    )  # fmt: skip
+    store_tile(
+        acc, out, row, column, rows, columns, factor, NAN, SCALED, HALF, a_tensor, b_tensor
     )
-    store_tile(acc, out, row, column, rows, columns, factor, NAN, SCALED, HALF)
 
 
 @triton.jit
 def _ordered(
-    a_codes, a_scales, b_codes, b_scales, out, rows, columns, blocks, factor,
-    A: tl.constexpr, B: tl.constexpr,
+    a_codes, a_scales, b_codes, b_scales, out, rows, columns, blocks, factor, a_tensor, b_tensor,
+    A: tl.constexpr, B: tl.constexpr, S: tl.constexpr, K: tl.constexpr, LARGEST: tl.constexpr, WIDE: tl.constexpr,
     SCALED: tl.constexpr, HALF: tl.constexpr, EMULATED: tl.constexpr, NAN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     top, left = place_tile(rows, columns, BM, BN, GROUP)
     _ordered_tile(
         a_codes, a_scales, b_codes, b_scales, out, top + tl.arange(0, BM), left + tl.arange(0, BN),
-        rows, columns, blocks, factor, A, B, SCALED, HALF, EMULATED, NAN, (BM, BN),
+        rows, columns, blocks, factor, A, B, S, K, LARGEST, WIDE, SCALED, HALF, EMULATED, NAN, (BM, BN),
+        a_tensor, b_tensor,
     )  # fmt: skip
 
 
@@ -217,7 +331,7 @@ def misfit_tile(
 @triton.jit(do_not_specialize=_ANY_LENGTH)
 def _ordered_misfits(
     a_codes, a_scales, b_codes, b_scales, a_misfits, b_misfits, out, rows, columns, blocks, factor,
-    A: tl.constexpr, B: tl.constexpr,
+    A: tl.constexpr, B: tl.constexpr, S: tl.constexpr, K: tl.constexpr, LARGEST: tl.constexpr, WIDE: tl.constexpr,
     SCALED: tl.constexpr, HALF: tl.constexpr, EMULATED: tl.constexpr, NAN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -231,7 +345,7 @@ def _ordered_misfits(
         )
         _ordered_tile(
             a_codes, a_scales, b_codes, b_scales, out, row, column, rows, columns, blocks, factor,
-            A, B, SCALED, HALF, EMULATED, NAN, (BM, BN),
+            A, B, S, K, LARGEST, WIDE, SCALED, HALF, EMULATED, NAN, (BM, BN),
         )  # fmt: skip
 
 
@@ -292,10 +406,40 @@ def _ordered_by_block(
     )
 
 
+@cache
+def _formats(a: BlockFormat, b: BlockFormat) -> dict[str, Any]:
+    first, second, k = a.element, b.element, a.k
+    largest = k * _largest(first) * _largest(second)
+    significands = math.prod(1 if f.scale.powers else 2 << f.scale.mantissa_bits for f in (a, b))
+    unit = first.unit_exponent + second.unit_exponent
+    return {
+        "A": first, "B": second, "S": a.scale, "K": k, "LARGEST": math.frexp(largest)[1],
+        "WIDE": largest * significands >= math.ldexp(1.0, unit + _FLOAT32_BITS),
+    }  # fmt: skip
+
+
+def _largest(element: ElementFormat) -> float:
+    return max(abs(value) for value in element.values if math.isfinite(value))
+
+
+def formats(a: MXArray, b: MXArray) -> dict[str, Any]:
+    """Return the constants of kernels that read packed codes of both operands.
+
+    A and B are their elements, S their scales, K is the length of their blocks. A dot is below 2^LARGEST; WIDE says
+    that float32 does not hold every dot with the significands of both scales.
+    """
+    return _formats(a.format, b.format)
+
+
+def sums_in_float32(a: MXArray, b: MXArray) -> bool:
+    """Return whether float32 holds every sum of products of a block, so that `ordered` is as fast as any product."""
+    return not formats(a, b)["WIDE"]
+
+
 def sums_in_fp8(a: MXArray, b: MXArray) -> bool:
     """Return whether an FP8 matrix unit sums a block of these formats without loss."""
     first, second = a.format.element, b.format.element
-    largest = _BLOCK * first.max_value * second.max_value
+    largest = a.format.k * first.max_value * second.max_value
     return largest < math.ldexp(1.0, first.unit_exponent + second.unit_exponent + _FP8_BITS)
 
 
@@ -304,11 +448,6 @@ def store_options(a: MXArray, b: MXArray, out: torch.Tensor) -> tuple[dict[str, 
     factor = unprescale(a, b)
     constants = {"SCALED": factor != 1, "HALF": out.dtype == torch.bfloat16, "NAN": CANONICAL_NAN}
     return constants, factor
-
-
-def elements(a: MXArray, b: MXArray) -> dict[str, ElementFormat]:
-    """Return the constants of kernels that read packed codes of both operands."""
-    return {"A": a.format.element, "B": b.format.element}
 
 
 def bits_of(out: torch.Tensor) -> torch.Tensor:
@@ -335,11 +474,12 @@ def ordered(
     treatment, factor = store_options(a, b, out)
     size = m, n, blocks, factor
     if folded is None:
-        tile = _tile(m, 64), _tile(n, 128)
+        # Float64 takes so many registers.
+        tile = (_tile(m, 64), _tile(n, 128)) if sums_in_float32(a, b) else (_tile(m, 32), _tile(n, 32))
         launch(
             _ordered, (tiles_of(m, tile[0]) * tiles_of(n, tile[1]),),
-            a_codes, a_scales, b_codes, b_scales, bits_of(out), *size,
-            **elements(a, b), EMULATED=INTERPRETED, BM=tile[0], BN=tile[1], GROUP=_GROUP, num_warps=4, num_stages=2,
+            a_codes, a_scales, b_codes, b_scales, bits_of(out), *size, a.tensor_scale, b.tensor_scale,
+            **formats(a, b), EMULATED=INTERPRETED, BM=tile[0], BN=tile[1], GROUP=_GROUP, num_warps=4, num_stages=2,
             **treatment,
         )  # fmt: skip
         return out
@@ -364,7 +504,7 @@ def _multiply_misfits(a: MXArray, b: MXArray, left: Folded, right: Folded, out: 
         _ordered_misfits, (_MISFIT_PROGRAMS,),
         a_codes, a_scales, b_codes, b_scales, left.misfits, right.misfits, bits_of(out), *out.shape,
         a_scales.shape[1], factor,
-        **elements(a, b), EMULATED=INTERPRETED, BM=_MISFIT_TILE, BN=_MISFIT_TILE, **treatment, **options,
+        **formats(a, b), EMULATED=INTERPRETED, BM=_MISFIT_TILE, BN=_MISFIT_TILE, **treatment, **options,
     )  # fmt: skip
 
 

@@ -18,9 +18,8 @@ EXTREME_SCALES = (0, 1, 2, 63, 78, 79, 126, 127, 128, 175, 176, 190, 243, 244, 2
 
 def on(device: str, q: MXArray) -> MXArray:
     """A reference array as tensors of a device."""
-    return replace(
-        q, codes=torch.from_numpy(q.codes).to(device), scales=torch.from_numpy(q.scales).to(device)
-    )
+    arrays = {name: torch.from_numpy(array).to(device) for name, array in q.arrays().items()}
+    return replace(q, **arrays)
 
 
 def bits(t: Any) -> NDArray[Any]:
