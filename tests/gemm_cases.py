@@ -32,8 +32,15 @@ def ids(pair: Pair) -> str:
 
 
 def operand(
-    made: BlockFormat, rows: int, length: int, scales: tuple[int, int], seed: int, *, special: bool = False, **fields: Any
-) -> MXArray:  # fmt: skip
+    made: BlockFormat,
+    rows: int,
+    length: int,
+    scales: tuple[int, int],
+    seed: int,
+    *,
+    special: bool = False,
+    **fields: Any,
+) -> MXArray:
     """Any finite codes, or NaN and Inf too, one block in ten all zeros, under scale codes drawn from a range."""
     rng = np.random.default_rng(seed)
     element, k = made.element, made.k

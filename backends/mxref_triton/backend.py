@@ -160,7 +160,9 @@ class TritonBackend(Backend):
     def _scaled_gemm(self, a: MXArray, b: MXArray, profile: GemmProfile, out_dtype: str) -> torch.Tensor:
         way = self._way
         if self._widened:
-            profile, way = (GemmProfile.ORDERED, way) if sums_in_float32(a, b) else (profile, BoundedWay.ORDERED)
+            profile, way = (
+                (GemmProfile.ORDERED, way) if sums_in_float32(a, b) else (profile, BoundedWay.ORDERED)
+            )
         return scaled_gemm(a, b, profile, out_dtype, way, self._flag, self.name)
 
     def _add_product(self, a: MXArray, b: MXArray, onto: torch.Tensor, profile: GemmProfile) -> None:

@@ -101,9 +101,7 @@ class Fold:
 
 def are_folded(*operands: MXArray) -> bool:
     """Return whether FP8 holds the elements of all operands, under scales that are powers of two."""
-    return all(
-        q.format.element.bits < 8 and q.format.k == _BLOCK and q.format.scale.powers for q in operands
-    )
+    return all(q.format.element.bits < 8 and q.format.k == _BLOCK and q.format.scale.powers for q in operands)
 
 
 def fits_wide(element: ElementFormat) -> bool:

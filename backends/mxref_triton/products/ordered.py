@@ -8,11 +8,11 @@ sum with the accumulator is rounded to odd in float64 before it is rounded to fl
 rounding (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd",
 IEEE Transactions on Computers, 2008).
 
-The others read folded operands of MXFP4 and E1M2, where FP8 matrix units sum 13 bits exactly, so both elements must have 4 bits. Each
-32-block dot is exact in a matrix unit, and enters the accumulator in one float32 addition, on Hopper inside the
-tensor core, on gfx950 by the vector ALU. Powers of two taken out of a row move no rounding as long as nothing leaves
-the normal numbers, which `fold` guarantees for rows that fit. Outputs that touch a row that does not fit are then
-recomputed from the codes.
+The others read folded operands of MXFP4 and E1M2: FP8 matrix units sum 13 bits exactly, so both elements must have 4
+bits. Each 32-block dot is exact in a matrix unit, and enters the accumulator in one float32 addition, on Hopper inside
+the tensor core, on gfx950 by the vector ALU. Powers of two taken out of a row move no rounding as long as nothing
+leaves the normal numbers, which `fold` guarantees for rows that fit. Outputs that touch a row that does not fit are
+then recomputed from the codes.
 
 One undocumented property of gfx950's matrix cores is assumed: a dot of 32 products with an addend of 0 is exact if it
 and its parts are small multiples of one power of two, here below 2^13. `mxref conform` tests it.
@@ -53,6 +53,7 @@ _MISFIT_TILE = 256 if INTERPRETED else 64
 _MISFIT_PROGRAMS = 1 if INTERPRETED else 528
 _ANY_LENGTH = ["rows", "blocks"]
 """Arguments of which gfx950 and Hopper have the same instructions whatever they are divisible by."""
+_ON_AMD = tl.constexpr(torch.version.hip is not None)
 _GROUP = 8
 """Tiles along M that share their columns of B in the second-level cache."""
 
@@ -96,21 +97,17 @@ def _element(code, E: tl.constexpr, EMULATED: tl.constexpr):
 
 
 @triton.jit
-def store_result(
-    acc, at, here, factor, NAN: tl.constexpr, SCALED: tl.constexpr, HALF: tl.constexpr, a_tensor=None, b_tensor=None,
-    ONTO: tl.constexpr = False,
-):  # fmt: skip
-    """Undo the prescale, apply the scales of tensors, make every NaN the canonical one, narrow if asked, and store.
-
-    `a_tensor` and `b_tensor` point to scales of tensors, or are None. ONTO adds to what is stored.
-    """
+def finished(acc, factor, SCALED: tl.constexpr, a_tensor=None, b_tensor=None):
+    """Undo the prescale and apply the scales of tensors, to which `a_tensor` and `b_tensor` point if there are some."""
     if SCALED:
         acc = acc * factor
     if a_tensor is not None:
         acc = acc * tl.load(a_tensor) * tl.load(b_tensor)
-    if ONTO:
-        acc = acc + tl.load(at, here, 0).to(tl.float32, bitcast=True)
-    bits = tl.where(acc != acc, NAN, acc.to(tl.int32, bitcast=True))
+    return acc
+
+
+@triton.jit
+def _store_bits(acc, bits, at, here, NAN: tl.constexpr, HALF: tl.constexpr):
     if HALF:
         wide = bits.to(tl.uint32, bitcast=True)
         narrow = ((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16).to(tl.uint16)
@@ -125,10 +122,12 @@ def store_tile(
     acc, out, row, column, rows, columns, factor, NAN: tl.constexpr, SCALED: tl.constexpr, HALF: tl.constexpr,
     a_tensor=None, b_tensor=None,
 ):  # fmt: skip
-    """Store a tile as `store_result` stores numbers."""
+    """Finish a tile, make every NaN the canonical one, narrow if asked, and store it."""
+    acc = finished(acc, factor, SCALED, a_tensor, b_tensor)
+    bits = tl.where(acc != acc, NAN, acc.to(tl.int32, bitcast=True))
     at = out + row.to(tl.int64)[:, None] * columns + column[None, :]
     here = (row < rows)[:, None] & (column < columns)[None, :]
-    store_result(acc, at, here, factor, NAN, SCALED, HALF, a_tensor, b_tensor)
+    _store_bits(acc, bits, at, here, NAN, HALF)
 
 
 @triton.jit
@@ -163,7 +162,10 @@ def _wide_part(half, E: tl.constexpr, SMALL: tl.constexpr):
     if E.max_exponent + 1 - E.unit_exponent > 24:
         LARGE: tl.constexpr = 2.0 ** (E.unit_exponent + 12 + E.bias - 15)
         value = tl.where((tl.abs(value) < LARGE) == SMALL, value, 0.0)
-    return value.to(tl.float64)
+    value = value.to(tl.float64)
+    # On NVIDIA's GPUs Triton chooses how a product reads float64 by the bytes of the codes, and finds no way. A sum of
+    # one number hides the codes from it.
+    return value if _ON_AMD else tl.sum(value[:, :, None], 2)
 
 
 @triton.jit
@@ -261,7 +263,9 @@ def ordered_sum(
                     acc, dot, half_element(a_even, A), half_element(a_odd, A), half_element(b_even, B),
                     half_element(b_odd, B), power_a[:, None] * power_b[None, :], A, B,
                 )  # fmt: skip
-            elif EMULATED:  # the interpreter's fma may round twice; a float64 sum is wide enough to be rounded once
+            elif (
+                EMULATED
+            ):  # the interpreter's fma may round twice; a float64 sum is wide enough to be rounded once
                 power_a = tl.where(nan_a, float("nan"), wide_power(code_a - S.bias + UNDO))
                 term = dot.to(tl.float64) * power_a[:, None] * wide_power(code_b - S.bias)[None, :]
                 acc = (acc.to(tl.float64) + tl.where(nan_b[None, :], float("nan"), term)).to(tl.float32)
@@ -292,9 +296,7 @@ def _ordered_tile(
         a_codes, a_scales, b_codes, b_scales, row, column, rows, columns, 0, blocks, blocks,
         A, B, S, K, LARGEST, WIDE, EMULATED, SHAPE,
     )  # fmt: skip
-    store_tile(
-        acc, out, row, column, rows, columns, factor, NAN, SCALED, HALF, a_tensor, b_tensor
-    )
+    store_tile(acc, out, row, column, rows, columns, factor, NAN, SCALED, HALF, a_tensor, b_tensor)
 
 
 @triton.jit
@@ -474,13 +476,13 @@ def ordered(
     treatment, factor = store_options(a, b, out)
     size = m, n, blocks, factor
     if folded is None:
-        # Float64 takes so many registers.
-        tile = (_tile(m, 64), _tile(n, 128)) if sums_in_float32(a, b) else (_tile(m, 32), _tile(n, 32))
+        wide = not sums_in_float32(a, b)  # float64 takes twice the registers
+        tile = (_tile(m, 32), _tile(n, 32)) if wide else (_tile(m, 64), _tile(n, 128))
         launch(
             _ordered, (tiles_of(m, tile[0]) * tiles_of(n, tile[1]),),
             a_codes, a_scales, b_codes, b_scales, bits_of(out), *size, a.tensor_scale, b.tensor_scale,
-            **formats(a, b), EMULATED=INTERPRETED, BM=tile[0], BN=tile[1], GROUP=_GROUP, num_warps=4, num_stages=2,
-            **treatment,
+            **formats(a, b), EMULATED=INTERPRETED, BM=tile[0], BN=tile[1], GROUP=_GROUP,
+            num_warps=8 if wide else 4, num_stages=2, **treatment,
         )  # fmt: skip
         return out
     left, right = folded

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import gemm_cases
 import numpy as np
 import pytest
-from gemm_cases import K, operand
 from numba_checks import bits
 from numpy.typing import NDArray
 
+import gemm_cases
+from gemm_cases import K, operand
 from mxref import GemmProfile, MXArray, OperandSpec, UnsupportedError, get_backend
 from mxref.formats import BLOCK_FORMATS, CANONICAL_NAN, MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
 
@@ -79,9 +79,7 @@ def test_dots_that_float64_does_not_hold(kernels: NumbaBackend, cases: Any) -> N
 
 
 @pytest.mark.clause("gemm.ordered", "gemm.block_dot")
-@pytest.mark.parametrize(
-    "pair", list(itertools.combinations_with_replacement(SHORT, 2)), ids=gemm_cases.ids
-)
+@pytest.mark.parametrize("pair", list(itertools.combinations_with_replacement(SHORT, 2)), ids=gemm_cases.ids)
 def test_scales_at_the_limits_of_float32(kernels: NumbaBackend, pair: gemm_cases.Pair) -> None:
     for a, b in gemm_cases.limits(pair):
         check(kernels, a, b)

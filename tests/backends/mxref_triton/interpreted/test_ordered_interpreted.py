@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import gemm_cases
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
+import gemm_cases
 from interpreted.gemm_operands import bits, on
 from mxref import MXArray, get_backend
 from mxref.formats import CANONICAL_NAN, MXFP4, MXFP8_E4M3, MXFP8_E5M2, MXINT8, NVFP4, BlockFormat
@@ -143,7 +143,16 @@ def test_strides_and_empty_operands(made: BlockFormat) -> None:
 
 @pytest.mark.clause("conformance.dual")
 def test_a_product_is_added_to_a_sum() -> None:
-    a, b = (gemm_cases.operand(NVFP4, rows, 64, (40, 60), rows, ) for rows in (7, 9))
+    a, b = (
+        gemm_cases.operand(
+            NVFP4,
+            rows,
+            64,
+            (40, 60),
+            rows,
+        )
+        for rows in (7, 9)
+    )
     a, b = (replace(q, tensor_scale=np.float32([t])) for q, t in ((a, 3e-3), (b, 0.3)))
     onto = torch.linspace(-1e3, 1e3, 63).reshape(7, 9)
     want = onto + torch.from_numpy(REFERENCE.scaled_gemm(a, b))
