@@ -17,6 +17,7 @@ import mxref
 from ablation_fakes import FakeTrainer, in_process, ladder, run_branches, run_ladder, tiny
 from mxref.cli import main
 from mxref.recipe_files import load_recipe, recipe_from_table
+from mxref.tomlio import to_table
 from mxref_training.branch_start import begin_branch
 from mxref_training.errors import ConfigError
 from mxref_training.interrupt import Interrupted
@@ -332,7 +333,7 @@ def test_the_command_branches_and_prints_the_differences(
 
 def test_annealed_branches_end_at_a_rate_of_0_and_are_evaluated_with_another_recipe(tmp_path: Path) -> None:
     backend = mxref.get_backend("numba")
-    asked = Extra({}, {"bf16": load_recipe("bf16")})
+    asked = Extra({}, {"bf16": to_table(load_recipe("bf16"))})
     results, _ = branches(
         tmp_path / "a",
         design(anneal=True, moments=["4"]),

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from mxref.backend import Backend
 from mxref.recipe import Recipe
-from mxref.tomlio import to_table
+from mxref.recipe_files import recipe_from_table
+from mxref.tomlio import build, to_table
 from mxref_training import environment
 from mxref_training.branch_start import begin_branch
 from mxref_training.checkpoint import CheckpointStore
 from mxref_training.config import TrainConfig
+from mxref_training.config_files import config_from_table
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.durable import explained, locked, make_folder, sync
 from mxref_training.errors import ConfigError, DivergedError
@@ -188,6 +190,24 @@ class ArmRun:
             with _written(self.folder):  # the lock alone: what the block does has errors of its own
                 held.enter_context(locked(self.folder / _LOCK, busy))
             yield
+
+    def to_table(self) -> Table:
+        """Return this run as JSON values."""
+        return {**to_table(self), "out": str(self.out), "trunk": str(self.trunk) if self.trunk else None}
+
+    @classmethod
+    def from_table(cls, table: Table) -> ArmRun:
+        """Return the run that `to_table` wrote."""
+        made = {
+            "out": Path(table["out"]),
+            "arm": build(Arm, table["arm"], "arm"),
+            "config": config_from_table(table["config"]),
+            "recipe": recipe_from_table(table["recipe"]),
+            "trunk": Path(table["trunk"]) if table["trunk"] else None,
+            "stops": tuple(table["stops"]),
+            "extra": build(Extra, table["extra"], "extra"),
+        }
+        return cls(**(table | made))
 
     def has_begun(self) -> bool:
         """Return whether this run, and no other, is in its directory."""

@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import mxref_torch
 from mxref.backend import Backend, within_range
 from mxref.recipe import Recipe
-from mxref.recipe_files import load_recipe
+from mxref.recipe_files import load_recipe, recipe_from_table
+from mxref.tomlio import to_table
 from mxref_torch.conversion.convert import require_supported
 from mxref_torch.optimizer_step import load_fp8_history
 from mxref_training.checkpoint import CheckpointStore
@@ -36,6 +37,12 @@ from mxref_training.model.llama import Llama
 from mxref_training.run_state import load_weights
 from mxref_training.wording import counted
 
+# `build` only knows plain `dict`.
+if TYPE_CHECKING:
+    Table = dict[str, Any]
+else:
+    Table = dict
+
 VALIDATION = "validation"
 """Name of the run's own validation text, as far as the run evaluates it."""
 OWN = "own"
@@ -48,9 +55,10 @@ UNLABELLED = "other"
 class Extra:
     """The texts and recipes of the last checkpoint's evaluations, by name; none by default."""
 
-    texts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    texts: Table = field(default_factory=dict)
     """Tokens as `Tokens.to_table` describes them."""
-    recipes: dict[str, Recipe] = field(default_factory=dict)
+    recipes: Table = field(default_factory=dict)
+    """Recipes as tables."""
 
     def __bool__(self) -> bool:
         return bool(self.texts or self.recipes)
@@ -88,16 +96,17 @@ def prepare(
                 f"last.val: {name} has {counted(len(tokens), 'token')}, and one sequence needs "
                 f"{config.run.seq_len + 1:,}: give more text of this source, or lower run.seq_len"
             )
-    asked: dict[str, Recipe] = {}
+    asked: Table = {}
     for path in recipes:
         name = Path(path).stem
         if name in asked or name == OWN:
             raise ConfigError(
                 f"last.recipes: {path}: another recipe is named {name!r} already; rename the file"
             )
-        asked[name] = load_recipe(path)
-        for treatment in asked[name].treatments():
+        recipe = load_recipe(path)
+        for treatment in recipe.treatments():
             require_supported(backend, treatment)
+        asked[name] = to_table(recipe)
     return Extra({name: tokens.to_table() for name, tokens in found.items()}, asked)
 
 
@@ -117,7 +126,7 @@ def evaluate_last(
     store = CheckpointStore(folder / "checkpoints", config.run.keep)
     snapshot = store.load(store.latest() or 0, ("model",))
     texts = {VALIDATION: corpus.val} | {name: Tokens.from_table(side) for name, side in extra.texts.items()}
-    recipes = {OWN: recipe} | extra.recipes
+    recipes = {OWN: recipe} | {name: recipe_from_table(table) for name, table in extra.recipes.items()}
     device, run = choose_device(config.run.device, backend), config.run
     losses: dict[str, dict[str, float]] = {}
     with (

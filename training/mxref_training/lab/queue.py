@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import selectors
 import signal
 import subprocess
@@ -214,8 +213,8 @@ class _Batch:
                 self._look_at_the_clock()
                 while free and (run := self._next()):
                     self.tally.begin(run)
-                    task = self.folder / f"{len(self.waiting)}.pickle"
-                    task.write_bytes(pickle.dumps((self.queue.backend, tokens, run)))
+                    task = self.folder / f"{len(self.waiting)}.json"
+                    task.write_text(json.dumps([self.queue.backend, tokens, run.to_table()]))
                     sink = Lines(run.title, run.first, len(self.queue.slots), remaining)
                     self.children.append(_Child(free.popleft(), run, sink, task))
                 if not self.children:

@@ -1,8 +1,8 @@
 """One run of a ladder: `python -m mxref_training.lab.worker TASK`, alone or on each rank of a torchrun.
 
-TASK is a file that the queue writes and no one else, a pickle as `multiprocessing` would send it: the name of the
-backend, `TokenCorpus.to_table` and the `ArmRun`. Standard output carries the progress, one call of `ProgressSink` a
-line. Everything else is printed to standard error, which is the log of the run.
+TASK is a JSON file with a list: the name of the backend, `TokenCorpus.to_table` and `ArmRun.to_table`. Standard output
+carries the progress, one call of `ProgressSink` a line. Everything else is printed to standard error, which is the log
+of the run.
 
 The exit code is 0 if the run has its result, 130 after an interrupt, and 2 after an error, whose last line says what
 failed.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import signal
 import sys
 import traceback
@@ -24,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mxref_training.distributed.ranks import Ranks
-    from mxref_training.lab.arm import ArmRun
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -71,7 +69,7 @@ def main(task: str) -> int:
         from mxref_training.distributed.connect import connected, started_ranks
 
         with connected(started_ranks()) as ranks:
-            backend, tokens, run = pickle.loads(Path(task).read_bytes())
+            backend, tokens, run = json.loads(Path(task).read_text())
             train_run(backend, tokens, run, PipeProgress(channel), ranks)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -92,16 +90,17 @@ def main(task: str) -> int:
 
 
 def train_run(
-    backend: str, tokens: dict[str, Any], run: ArmRun, progress: PipeProgress, ranks: Ranks
+    backend: str, tokens: dict[str, Any], table: dict[str, Any], progress: PipeProgress, ranks: Ranks
 ) -> None:
     """Train a run, unless it is no longer the one that the ladder began with: then its arms cannot be compared."""
     from mxref.discovery import get_backend
     from mxref_training.data.corpus import TokenCorpus
     from mxref_training.errors import ConfigError
-    from mxref_training.lab.arm import DESIGN, changes, fingerprint, train_arm
+    from mxref_training.lab.arm import DESIGN, ArmRun, changes, fingerprint, train_arm
     from mxref_training.sources import code_digest
     from mxref_training.trainer import train
 
+    run = ArmRun.from_table(table)
     if ranks.first:
         began = datetime.now(UTC).isoformat(timespec="seconds")
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
