@@ -14,7 +14,7 @@ import pytest
 from mxref_training.lab import answers, contrasts, measures, results, study, verdict
 from mxref_training.lab.contrasts import Difference
 from mxref_training.lab.measures import Crossing, Reach
-from mxref_training.lab.results import Comparison
+from mxref_training.lab.results import PairedRuns
 from mxref_training.lab.verdict import Overhead
 from training_oracle.faults.loop import Patch, Plant
 
@@ -89,15 +89,15 @@ def first_taken_for_crossed(curve: Any, target: float) -> Crossing:
 # ---- pairs ----
 
 
-def _paired(partner: Callable[[Comparison, int], int]) -> Plant:
+def _paired(partner: Callable[[PairedRuns, int], int]) -> Plant:
     """The reference of another pair than the arm's own."""
 
-    def overhead(self: Comparison, arm: str) -> Overhead | None:
+    def overhead(self: PairedRuns, arm: str) -> Overhead | None:
         found = self.measures.crossings[arm].items()
         pairs = [(crossing, self.measures.reference[partner(self, pair)]) for pair, crossing in found]
         return results.overhead(pairs, self.noise, self.resolution)
 
-    return lambda patch: patch.setattr(Comparison, "_overhead", overhead)
+    return lambda patch: patch.setattr(PairedRuns, "_overhead", overhead)
 
 
 paired_with_the_first = _paired(lambda self, pair: 0)

@@ -39,7 +39,7 @@ def assemble(
     the shared tokens, and a line about their documents.
     """
     by_arm = {arm.name: [one for one in records if one["arm"] == arm.name] for arm in ladder.arm}
-    study = Comparison(ladder, config, by_arm, seeds)
+    study = PairedRuns(ladder, config, by_arm, seeds)
     arms = [study.row(arm) for arm in ladder.arm if by_arm[arm.name]]
     verdicts = [row["verdict"]["verdict"] for row in arms if row["verdict"]]
     return {
@@ -69,8 +69,8 @@ def assemble(
     }
 
 
-class Comparison:
-    """The runs of a ladder held against its reference."""
+class PairedRuns:
+    """The runs of a ladder, each held against the reference of its seed."""
 
     def __init__(
         self, ladder: Ladder, config: TrainConfig, records: Mapping[str, Sequence[Record]], seeds: int
