@@ -21,6 +21,7 @@ FORMAT ?=
 URL ?=
 REFS ?= main
 VERSION ?=
+ONLY ?=
 
 NEWEST ?=
 
@@ -40,7 +41,7 @@ STAMP := $(VENV)/.installed
 TITAN := .venv-torchtitan
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo demo-takes quick test test-compiled test-conformance test-older-cpu test-one-core test-model test-aot test-studies test-faults test-long test-explorer test-pages test-gpu test-torchtitan bench-gpu exhaustive lint format docs docs-versions tables vectors release bench warm-up aot peers relock freeze clean
+.PHONY: help env demo demo-takes quick test test-compiled test-conformance test-older-cpu test-one-core test-model test-aot test-studies test-faults test-long test-explorer test-pages test-gpu test-torchtitan bench-gpu exhaustive prove clauses lint format docs docs-versions tables vectors release bench warm-up aot peers relock freeze clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -153,6 +154,12 @@ warm-up: $(STAMP)  ## compile every kernel of the backend ahead of its first use
 aot: $(STAMP)  ## compile the GPU kernels for gfx950 and sm_90 with no GPU, count, check budgets (RECORD=1: into docs/records)
 	PYTHONPATH=tests $(BIN)/python -m aot --check --json runs/aot.json
 	$(if $(RECORD),PYTHONPATH=tests $(BIN)/python -m bench.render_aot runs/aot.json)
+
+prove: $(STAMP)  ## prove for all inputs that row kernels are their clauses, where no certificate is valid (ONLY='mxfp4.*'; into docs/records)
+	PYTHONPATH=tests $(BIN)/python -m prove $(if $(ONLY),--only '$(ONLY)')
+
+clauses: $(STAMP)  ## write the clauses as SMT-LIB text into spec/smt
+	PYTHONPATH=tests $(BIN)/python -m prove --clauses
 
 format: $(STAMP)  ## format the code
 	$(BIN)/ruff format .

@@ -26,6 +26,7 @@ STUDIES = (
     "peers.blocks",
     "calibration.identify",
     "exhaustive.table",
+    "prove.certificates",
     "ablations.page",
 )
 """Modules with a function `parts()` that returns the text of each file by its name."""

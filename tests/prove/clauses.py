@@ -1,0 +1,222 @@
+"""The clauses of the specification as terms, written from its text: integers, and no floating point.
+
+Bits of float32 come in, codes and bytes go out. Every number of a format is read from `mxref.formats`; what is computed
+with them shares no code with the package. tests/prove/test_prove.py holds these terms to the scalar oracle and to the
+golden vectors; spec/smt has them as SMT-LIB text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from mxref.formats import E8M0, ElementFormat
+from mxref.formats.elements import Negatives, Specials
+from prove.terms import Term, choose, concat, const, extract, widen
+
+INFINITY = 0x7F800000
+MAGNITUDE = 0x7FFFFFFF
+SIGN = 0x80000000
+
+
+def exponent(y: Term) -> Term:
+    """Return E, the biased exponent of a float32, eight bits."""
+    return extract(y, 30, 23)
+
+
+def mantissa(y: Term) -> Term:
+    """Return m, 23 bits."""
+    return extract(y, 22, 0)
+
+
+# scale.rst
+
+
+def largest(magnitudes: Sequence[Term]) -> Term:
+    """Return the largest of some integers. Clause scale.amax."""
+    out = magnitudes[0]
+    for magnitude in magnitudes[1:]:
+        out = choose(out.below(magnitude), magnitude, out)
+    return out
+
+
+def goes_up(u: Term, rule: str, element: ElementFormat) -> Term:
+    """Return whether a rule adds 1 to the exponent. Clauses scale.rule.floor, .ceil, .rceil, .even."""
+    m, p = mantissa(u), element.precision
+    match rule:
+        case "floor":
+            return const(0, 1)
+        case "ceil":
+            return ~m.equal(0)
+        case "rceil":
+            fraction = Fraction(element.max_value) / Fraction(2) ** element.max_exponent - 1
+            return const(int(fraction * 2**23), 23).below(m)
+        case "even":
+            return const(2**23 - 2 ** (22 - p), 23).upto(m)
+    raise ValueError(f"no rule {rule}")
+
+
+def scale_byte(u: Term, rule: str, element: ElementFormat, zero_scale: int = 0) -> Term:
+    """Return the byte of a block. Clauses scale.clamp, scale.zero, scale.nonfinite and those of `goes_up`."""
+    e = widen(exponent(u), 32) - 127 - element.max_exponent + widen(goes_up(u, rule, element), 32)
+    lowest, highest = const(-127, 32), const(127, 32)
+    clamped = choose(e.signed_below(lowest), lowest, choose(highest.signed_below(e), highest, e))
+    byte = extract(clamped + 127, 7, 0)
+    byte = choose(u.equal(0), const(zero_scale, 8), byte)
+    return choose(u.below(INFINITY), byte, const(E8M0.nan_code, 8))
+
+
+def e8m0_cast(x: Term, nearest: bool) -> Term:
+    """Return a cast of a float32 to E8M0. Clause formats.e8m0.cast."""
+    e, m = exponent(x), mantissa(x)
+    if not nearest:
+        return e
+    up = choose(e.equal(0), const(2**22, 23).below(m), const(2**22, 23).upto(m))
+    return choose(e.equal(255), e, e + widen(up, 8))
+
+
+# rounding.rst
+
+
+def grid(element: ElementFormat) -> list[int]:
+    """Return the magnitudes in units of the smallest. Clause formats.element."""
+    unit = Fraction(2) ** element.unit_exponent
+    return [int(Fraction(x) / unit) for x in element.magnitudes]
+
+
+def scaled(y: Term, byte: Term, element: ElementFormat, digits: int = 0) -> Term:
+    """Return v of clause rounding.scaled in halves of the smallest magnitude, exact, and its sticky bit below.
+
+    A number much above M stays above M, and is smaller.
+
+    Args:
+        y: a finite float32.
+        byte: of a finite block.
+        element: the format.
+        digits: binary digits after the halves, before the sticky bit.
+    """
+    e = exponent(y)
+    significand = concat(choose(e.equal(0), const(0, 1), const(1, 1)), mantissa(y))
+    e = choose(e.equal(0), const(1, 8), e)
+    # |y| is significand 2^(e - 150), X is 2^(byte - 127), and a half 2^(unit_exponent - 1).
+    shift = widen(e, 16) - widen(byte, 16) - 22 - element.unit_exponent + digits
+    cap = (2 * grid(element)[-1]).bit_length() + 1 + digits
+    width = 24 + cap
+    left = choose(const(cap, 16).signed_below(shift), const(cap, 16), shift)
+    right = const(0, 16) - shift
+    right = choose(const(25, 16).signed_below(right), const(25, 16), right)
+    size = max(width, 16)
+    whole = widen(significand, size)
+    up = whole << widen(left, size)
+    down = whole >> widen(right, size)
+    lost = ~(down << widen(right, size)).equal(whole)
+    negative = shift.signed_below(0)
+    return concat(choose(negative, down, up), negative & lost)
+
+
+def _first_that(conditions: Sequence[Term], width: int) -> Term:
+    """Return how many conditions hold, of which each implies those before it."""
+    out = const(0, width)
+    for count, condition in enumerate(conditions, 1):
+        out = choose(condition, const(count, width), out)
+    return out
+
+
+def rounded(v: Term, element: ElementFormat, rounding: str) -> Term:
+    """Return the magnitude code of a `scaled` v. Clauses rounding.rne, .rna, .rtz, rounding.saturate."""
+    points, conditions = grid(element), []
+    for code in range(1, len(points)):
+        if rounding == "rtz":
+            conditions.append(const(4 * points[code], v.width).upto(v))
+            continue
+        middle = const(2 * (points[code - 1] + points[code]), v.width)
+        tie_goes_up = rounding == "rna" or code % 2 == 0
+        conditions.append(middle.upto(v) if tie_goes_up else middle.below(v))
+    return _first_that(conditions, element.bits)
+
+
+def stochastic(v: Term, r: Term, bits: int, element: ElementFormat) -> Term:
+    """Return the magnitude code under SR. Clauses rounding.sr, rounding.saturate.
+
+    Args:
+        v: `scaled` with `bits` digits.
+        r: the random integer, as wide as v.
+        bits: R.
+        element: the format.
+    """
+    points = grid(element)
+    conditions = []
+    for code in range(1, len(points)):
+        below, gap = points[code - 1], points[code] - points[code - 1]
+        l = const(below << (2 + bits), v.width)  # noqa: E741 the letter of the clause
+        # The digits of v - l behind the point are R, one for halves, and the sticky bit; those of the gap fall off.
+        t = (v - l) >> (1 + gap.bit_length())
+        upper = const(points[code] << (2 + bits), v.width).upto(v)
+        conditions.append(upper | (l.upto(v) & const(1 << bits, v.width).upto(t + r)))
+    return _first_that(conditions, element.bits)
+
+
+def signed(code: Term, y: Term, element: ElementFormat) -> Term:
+    """Return the code of an element from its magnitude code. Clause rounding.sign."""
+    negative = extract(y, 31, 31)
+    if element.negatives is Negatives.TWOS_COMPLEMENT:
+        return choose(negative, const(0, element.bits) - code, code)
+    return choose(negative, code | element.sign, code)
+
+
+def element_code(y: Term, byte: Term, element: ElementFormat, rounding: str = "rne") -> Term:
+    """Return the code that is stored for an element under a byte. Clause scale.nonfinite and those above."""
+    code = signed(rounded(scaled(y, byte, element), element, rounding), y, element)
+    return choose(byte.equal(E8M0.nan_code), const(0, element.bits), code)
+
+
+# packing.rst
+
+
+def packed(codes: Sequence[Term]) -> Term:
+    """Return codes as one little-endian number. Clauses packing.nibbles, packing.sixes, packing.bytes.
+
+    Two codes of 4 bits to a byte, the first in the low half; four of 6 bits to three bytes, the lowest bits first; one
+    of 8 bits: in each, the codes of a block follow each other from the lowest bit on.
+    """
+    return concat(*reversed(codes))
+
+
+# quantize.rst
+
+
+def decoded(code: Term, byte: Term, element: ElementFormat) -> Term:
+    """Return the float32 that a code under a byte stands for. Clauses dequantize.value, .overflow, .nan.
+
+    A table of the grid by magnitude code; the sign of a zero is kept.
+    """
+    two = element.negatives is Negatives.TWOS_COMPLEMENT
+    top = extract(code, element.bits - 1, element.bits - 1)
+    magnitude = choose(top, const(0, element.bits) - code, code) if two else code & (element.sign - 1)
+    value = const(0, 31)
+    points = [*grid(element), *([2 * element.sign // 2] if two else [])]
+    for at, count in enumerate(points):
+        if count:
+            value = choose(magnitude.equal(at), _float32_of(count, byte, element), value)
+    if element.specials is Specials.IEEE:
+        value = choose(magnitude.equal(element.max_code + 1), const(INFINITY, 31), value)
+    sign = top & ~magnitude.equal(0) if two else top
+    out = concat(sign, value)
+    nan = byte.equal(E8M0.nan_code)
+    if element.specials is not Specials.NONE:
+        last = element.max_code + (1 if element.specials is Specials.IEEE else 0)
+        nan = nan | const(last, element.bits).below(magnitude)
+    return choose(nan, const(0x7FC00000, 32), out)
+
+
+def _float32_of(count: int, byte: Term, element: ElementFormat) -> Term:
+    """Return the 31 bits of count units times 2^(byte - 127): exact, or infinity from 2^128 on."""
+    top = count.bit_length() - 1
+    m = const((count << 23 >> top) & 0x7FFFFF, 23)
+    e = widen(byte, 16) + top + element.unit_exponent
+    normal = concat(extract(e, 7, 0), m)
+    shift = const(1, 16) - e
+    subnormal = concat(const(0, 7), (concat(const(1, 1), m) >> widen(shift, 24)) & 0xFFFFFF)
+    small = e.signed_below(1)
+    large = const(254, 16).signed_below(e)
+    return choose(small, subnormal, choose(large, const(INFINITY, 31), normal))

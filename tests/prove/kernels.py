@@ -1,0 +1,153 @@
+"""Compiles the kernels of the row quantizer without a GPU, and reads what Triton and LLVM made of them.
+
+`python -m prove.kernels TARGET CASE...` is the process that does so: torch must describe the machine before the backend
+is imported. It writes a line of JSON for each case.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+
+from mxref.formats import BLOCK_FORMATS, BlockFormat
+from places import TESTS
+
+TARGETS = {"gfx950": "ahead of time", "sm_90": ""}
+"""Name of a target, and what torch.version.hip is there."""
+RULES = ("floor", "ceil", "rceil", "even")
+FORMATS = ("mxfp4", "mxfp4_e1m2", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A treatment and a type of input, for which the row kernel is compiled."""
+
+    format: str
+    rule: str
+    dtype: str
+    zero_scale: int = 0
+    masked: bool = False
+    """Whether the last program has fewer units than the others."""
+
+    @property
+    def name(self) -> str:
+        """The case's name, of its fields."""
+        zero = f".zero{self.zero_scale}" if self.zero_scale else ""
+        return f"{self.format}.{self.rule}.{self.dtype}{zero}{'.masked' if self.masked else ''}"
+
+    @property
+    def block(self) -> BlockFormat:
+        """The block format."""
+        return BLOCK_FORMATS[self.format]
+
+
+def cases() -> dict[str, Case]:
+    """Return every case by name."""
+    out = [Case(made, rule, "bfloat16") for made in FORMATS for rule in RULES]
+    out += [Case("mxfp4", rule, dtype) for rule in RULES for dtype in ("float16", "float32")]
+    out += [Case("mxfp4", "even", "bfloat16", 127), Case("mxfp4", "even", "bfloat16", masked=True)]
+    return {case.name: case for case in out}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What was made of the kernel of a case."""
+
+    case: str
+    target: str
+    kernel: str
+    ttir: str
+    faults: list[str]
+    """What the code below Triton's IR may do otherwise than its operations say; empty if nothing was found."""
+
+
+def compile_cases(target: str, names: Sequence[str]) -> Iterator[Compiled]:
+    """Yield the kernels of cases for a target, compiled in another process."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), environment.get("PYTHONPATH", "")])
+    command = [sys.executable, "-P", "-m", "prove.kernels", target, *names]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as worker:
+        assert worker.stdout is not None
+        for line in worker.stdout:
+            if line.startswith("{"):  # compilers print too
+                yield Compiled(**json.loads(line))
+    if worker.returncode:
+        raise RuntimeError(f"compiling for {target} ended with code {worker.returncode}")
+
+
+_FLAGS = "fast|nnan|ninf|nsz|arcp|contract|afn|reassoc"
+_FLOAT_FLAGS = re.compile(rf"\b(?:{_FLAGS})\b(?= (?:float|<|half|double|{_FLAGS}))")
+
+
+def faults_below(llvm: str, machine: str, target: str, products: int) -> list[str]:
+    """Return what the compiler was allowed to change of the float operations, or changed.
+
+    Args:
+        llvm: the optimized LLVM IR.
+        machine: assembly of gfx950, or PTX.
+        target: name of the target.
+        products: fused operations that a thread does by Triton's IR.
+    """
+    out = [f"LLVM IR has the flag {flag}" for flag in sorted(set(_FLOAT_FLAGS.findall(llvm)))]
+    out += [
+        f"LLVM IR has {name}"
+        for name in sorted(set(re.findall(r"unsafe-fp-math\"=\"true|llvm\.fmuladd", llvm)))
+    ]
+    if target == "gfx950":
+        if '"denormal-fp-math-f32"="ieee"' not in llvm:
+            out.append("LLVM IR does not ask for subnormals")
+        for name, mode in (("round_mode_32", 0), ("denorm_mode_32", 3)):
+            if re.findall(rf"\.amdhsa_float_{name} (\d)", machine) != [str(mode)]:
+                out.append(f"the kernel's mode {name} is not {mode}")
+        fused = re.findall(r"\b(v_(?:pk_)?(?:fma|mad|fmac|mac|fmaak|fmamk)\w*)", machine)
+        found = sum(2 if name.startswith("v_pk") else 1 for name in fused)
+    else:
+        out += [f"PTX has {name}" for name in sorted(set(re.findall(r"\S+\.(?:ftz|approx|sat)\S*", machine)))]
+        plain = re.findall(r"\b(?:add|sub|mul|fma)\.(?:f32|f16|bf16)\S*", machine)
+        out += [f"PTX may be contracted: {name}" for name in sorted(set(plain))]
+        found = len(re.findall(r"\bfma\.rn\.f32", machine))
+    if found != products:
+        out.append(f"{found} fused operations, Triton's IR has {products}")
+    return out
+
+
+def _main(target: str, names: Sequence[str]) -> None:
+    import torch
+
+    torch.version.hip = TARGETS[target] or None
+    from aot import absent
+
+    machine = absent.MACHINES[target]
+    absent.become(machine)
+    from aot.table import SIDE, CompiledCase
+    from mxref.recipe import OperandSpec
+    from mxref.steps.scale import ScaleRule
+    from prove.ttir import read
+
+    for name in names:
+        case = cases()[name]
+        spec = OperandSpec(case.block, ScaleRule(case.rule), zero_scale=case.zero_scale)
+        side = SIDE + 32 * case.masked
+        x = partial(torch.empty, (side + case.masked, side), dtype=getattr(torch, case.dtype), device="cuda")
+        with absent.launches() as seen:
+            CompiledCase(
+                name, lambda backend, x=x, spec=spec: backend.quantize(x(), spec, axis=1), side * side
+            ).launch()
+        (launch,) = seen
+        asm, metadata = launch.compiled.asm, launch.compiled.metadata
+        kernel = read(asm["ttir"])
+        each = kernel.units // (metadata.num_warps * machine.warp)
+        products = kernel.float_operations.get("math.fma", 0) * each
+        text = asm["amdgcn" if target == "gfx950" else "ptx"]
+        faults = faults_below(asm["llir"], text, target, products)
+        print(json.dumps(asdict(Compiled(name, target, launch.kernel, asm["ttir"], faults))), flush=True)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,395 @@
+"""The theorem on a row kernel, and its proof in steps that a solver decides one by one.
+
+Theorem. For every unit of every program, for all contents of its block: the kernel reads the words of the unit's own 32
+elements, writes the byte and the codes that the clauses give for them, each at its place, and nothing else.
+
+1. *places*: where the words are read and written, for all programs and lanes.
+2. *amax*: the kernel's amax is made by maxima alone, whose leaves are the magnitudes of exactly the 32 elements. One
+   maximum of two is right for all pairs, so the whole is, by induction over the tree. Where the leaves are a function
+   of the magnitudes, it keeps their order, so the whole is that function of amax.
+3. *byte*: for all amax, the byte is the clause's.
+4. *element*: for all amax and all elements not above it, what the kernel makes of an element before it packs is a
+   constant plus the code of the clause. All 32 elements have the same term, up to the name of the element.
+5. *words*: for all such codes, all signs and all amax, each word that is written has the bits of the clauses.
+
+Steps 2, 4 and 5 meet at terms that are replaced by variables: what is proved of a term is what the next step assumes of
+its variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from prove import clauses
+from prove.clauses import INFINITY, MAGNITUDE
+from prove.kernels import Case
+from prove.terms import (
+    Term,
+    apply,
+    choose,
+    concat,
+    const,
+    digest_of,
+    evaluate,
+    every,
+    extract,
+    in_order,
+    substitute,
+    var,
+    variables,
+    widen,
+)
+from prove.ttir import LANE, Kernel, Load, Store
+
+
+class NotProved(Exception):
+    """A step of the proof has no form here, or does not hold; the message names it."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A question for the solver: whether a goal follows from assumptions for all values of the variables."""
+
+    name: str
+    goal: Term
+    assumptions: tuple[Term, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """What identifies the question: the SHA-256 of its terms."""
+        return digest_of(self.goal, *self.assumptions)
+
+
+def _finite(amax: Term) -> Term:
+    return (amax & MAGNITUDE).below(INFINITY)
+
+
+def _one_maximum() -> Step:
+    """Return the step that a float32 maximum of magnitudes is that of their bits, and NaN if one is NaN."""
+    a, b = var("a", 32), var("b", 32)
+    given = (_is_maximum(a, a), _is_maximum(b, b))
+    out = apply("fmaximum", a, b)
+    numbers = a.upto(INFINITY) & b.upto(INFINITY)
+    is_nan = ~(out & MAGNITUDE).upto(INFINITY)
+    right = choose(numbers, out.equal(apply("umax", a, b)), is_nan)
+    return Step("amax: one maximum", right, given)
+
+
+def _is_maximum(a: Term, magnitude: Term) -> Term:
+    """Return whether bits are those of a given magnitude or of any NaN, which may have a sign."""
+    return (a.upto(INFINITY) & a.equal(magnitude)) | ~(a & MAGNITUDE).upto(INFINITY)
+
+
+class Proof:
+    """The steps for one kernel of one case."""
+
+    def __init__(self, case: Case, kernel: Kernel) -> None:
+        self.case = case
+        self.kernel = kernel
+        self.element = case.block.element
+        self.k = case.block.k
+        self.inputs = [var(f"x{j}", 32 if case.dtype == "float32" else 16) for j in range(self.k)]
+        self.ys = [self._float32(x) for x in self.inputs]
+        self.amax = var("amax", 32)
+        """What stands for the kernel's amax once it is known to be the largest magnitude."""
+        self.is_amax = _is_maximum(self.amax, self._float32(var("amax_input", self.inputs[0].width)))
+        """What is known of it: it is a magnitude of the input's type, or any NaN."""
+
+    def _float32(self, x: Term) -> Term:
+        match self.case.dtype:
+            case "bfloat16":
+                return concat(x, const(0, 16))
+            case "float16":
+                return Term("half", 32, (x,))
+        return x
+
+    @cached_property
+    def _unit(self) -> Term:
+        """The number of the unit: programs of `units` each, in order."""
+        lane = var(LANE, self.kernel.units.bit_length() - 1)
+        return widen(var("program_x", 31), 64) * self.kernel.units + widen(lane, 64)
+
+    def _by_place(
+        self, accesses: list[Load] | list[Store], argument: int, count: int, size: int
+    ) -> list[int]:
+        """Return the place within the unit of each access, as one evaluation shows; `places` proves it."""
+        base = var(f"argument{argument}", 64)
+        values = {f"argument{i}": 0 for i in range(14)} | {LANE: 3, "program_x": 5, base.value: 1 << 20}
+        unit = int(evaluate([self._unit], values)[0])
+        found = evaluate([access.address for access in accesses], values)
+        places = [(int(at) - (1 << 20)) // size - unit * count for at in found]
+        if sorted(places) != list(range(count)):
+            raise NotProved(f"places: {sorted(places)} of argument {argument} are not 0 to {count - 1}")
+        return places
+
+    @cached_property
+    def words_in(self) -> int:
+        return self.k // 2 if self.inputs[0].width == 16 else self.k
+
+    @cached_property
+    def words_out(self) -> int:
+        return self.k * self.element.bits // 32
+
+    @cached_property
+    def _stores(self) -> tuple[list[Store], list[Store]]:
+        stores = self.kernel.stores
+        return [s for s in stores if s.value.width == 32], [s for s in stores if s.value.width == 8]
+
+    @cached_property
+    def _load_places(self) -> list[int]:
+        return self._by_place(self.kernel.loads, 0, self.words_in, 4)
+
+    @cached_property
+    def _store_places(self) -> list[int]:
+        return self._by_place(self._stores[0], 1, self.words_out, 4)
+
+    def _places(self) -> Step:
+        codes, scales = self._stores
+        self._by_place(scales, 2, 1, 1)
+        truths = []
+        groups = (
+            (self.kernel.loads, 0, self._load_places, self.words_in, 4),
+            (codes, 1, self._store_places, self.words_out, 4),
+            (scales, 2, [0], 1, 1),
+        )
+        for accesses, argument, places, count, size in groups:
+            base = var(f"argument{argument}", 64)
+            truths += [
+                access.address.equal(base + (self._unit * count + place) * size)
+                for access, place in zip(accesses, places, strict=True)
+            ]
+        masks = {access.mask for access in (*self.kernel.loads, *self.kernel.stores)}
+        if len(masks) > 1:
+            raise NotProved("places: loads and stores have different masks")
+        (mask,) = masks
+        assumptions: tuple[Term, ...] = ()
+        if mask.constant != 1:
+            rows, units = var("argument3", 32), widen(var("argument4", 32), 64)
+            truths.append(mask.equal(self._unit.below(units)))
+            assumptions = (const(0, 32).signed_below(rows), ~var("argument4", 32).signed_below(0))
+        return Step("places", every(truths), assumptions)
+
+    @cached_property
+    def stored(self) -> tuple[list[Term], Term]:
+        """The words of codes in order, and the byte, as terms of the elements."""
+        by: dict[Term, Term] = {}
+        for load, place in zip(self.kernel.loads, self._load_places, strict=True):
+            if self.inputs[0].width == 16:
+                by[load.value] = concat(self.inputs[2 * place + 1], self.inputs[2 * place])
+            else:
+                by[load.value] = self.inputs[place]
+        codes, scales = self._stores
+        *words, byte = substitute([store.value for store in (*codes, *scales)], by)
+        ordered = [words[self._store_places.index(place)] for place in range(self.words_out)]
+        return ordered, byte
+
+    @cached_property
+    def _support(self) -> dict[Term, int]:
+        """Which elements occur in each term, as a set of bits."""
+        words, byte = self.stored
+        out: dict[Term, int] = {}
+        for term in in_order([*words, byte]):
+            own = 1 << int(term.value[1:]) if term.op == "var" and term in self.inputs else 0
+            for arg in term.args:
+                own |= out[arg]
+            out[term] = own
+        return out
+
+    @cached_property
+    def _kernels_amax(self) -> Term:
+        """The first term of the byte in which all elements occur."""
+        for term in in_order([self.stored[1]]):
+            if self._support[term] == (1 << self.k) - 1:
+                return term
+        raise NotProved("amax: the byte does not depend on all elements")
+
+    def _leaves(self, term: Term) -> Iterator[Term]:
+        if term.op in ("fmaximum", "umax"):
+            for arg in term.args:
+                yield from self._leaves(arg)
+        elif (
+            term.op == "concat" and term.args[0].op == "umax" and all(a.constant == 0 for a in term.args[1:])
+        ):
+            for arg in term.args[0].args:  # zeros below keep the order
+                yield from self._leaves(concat(arg, *term.args[1:]))
+        else:
+            yield term
+
+    @cached_property
+    def _leaf(self) -> Term:
+        """What the maxima are taken of, as a term of `amax` in place of the element: the same for all elements."""
+        wrong = NotProved("amax: the leaves of the maxima are not one function of each of the elements")
+        elements, found = set(), set()
+        for leaf in self._leaves(self._kernels_amax):
+            if len(inputs := variables(leaf)) != 1:
+                raise wrong
+            y = self.ys[self.inputs.index(inputs[0])]
+            is_magnitude = leaf is y & MAGNITUDE
+            found.add(self.amax & MAGNITUDE if is_magnitude else substitute([leaf], {y: self.amax})[0])
+            elements.add(y)
+        if len(elements) != self.k or len(found) != 1 or variables(*found) != [self.amax]:
+            raise wrong
+        return found.pop()
+
+    def _amax(self) -> Iterator[Step]:
+        if self._leaf is self.amax & MAGNITUDE:
+            yield _one_maximum()
+            return
+        if "fmaximum" in {term.op for term in in_order([self._kernels_amax])}:
+            raise NotProved("amax: a maximum of floats is not of magnitudes")
+        # A function that keeps the order of magnitudes gives the same before the maxima as after them.
+        a, b = var("a", 32), var("b", 32)
+        of_a, of_b = (substitute([self._leaf], {self.amax: x})[0] for x in (a, b))
+        sign = extract(a, 31, 31)
+        without = substitute([self._leaf], {self.amax: concat(const(0, 1), extract(a, 30, 0))})[0]
+        ordered = ~a.upto(b) | ~b.upto(MAGNITUDE) | of_a.upto(of_b)
+        yield Step("amax: an order is kept", ordered & (~sign | of_a.equal(without)))
+
+    @cached_property
+    def _cut(self) -> tuple[list[Term], Term]:
+        """What is stored, as terms of the elements and of amax."""
+        words, byte = self.stored
+        plain = self._leaf is self.amax & MAGNITUDE
+        by = self.amax if plain else substitute([self._leaf], {self.amax: self.amax & MAGNITUDE})[0]
+        *words, byte = substitute([*words, byte], {self._kernels_amax: by})
+        return words, byte
+
+    def _byte(self) -> Step:
+        expected = clauses.scale_byte(
+            self.amax & MAGNITUDE, self.case.rule, self.element, self.case.zero_scale
+        )
+        return Step("byte", self._cut[1].equal(expected), (self.is_amax,))
+
+    def _rounded_in(self, words: list[Term]) -> dict[Term, int]:
+        """Return the terms of one element each that packing starts from, with the element's number."""
+        support: dict[Term, int] = {}
+        for term in in_order(words):
+            support[term] = 1 << int(term.value[1:]) if term in self.inputs else 0
+            for arg in term.args:
+                support[term] |= support[arg]
+        out: dict[Term, int] = {}
+        seen: set[Term] = set()
+        stack = list(words)
+        while stack:
+            term = stack.pop()
+            if term in seen or not support[term]:
+                continue
+            seen.add(term)
+            one = support[term] & (support[term] - 1) == 0
+            if term.op == "var" or term in self.ys:
+                continue
+            if one and term.op not in _PACKING:
+                out[term] = support[term].bit_length() - 1
+            else:
+                stack.extend(term.args)
+        return out
+
+    @cached_property
+    def _rounded(self) -> list[Term]:
+        """Of each element, the term before packing."""
+        found = self._rounded_in(self._cut[0])
+        if sorted(found.values()) != list(range(self.k)):
+            raise NotProved(f"element: {len(found)} terms are rounded, of elements {sorted(found.values())}")
+        by_element = {j: term for term, j in found.items()}
+        return [by_element[j] for j in range(self.k)]
+
+    @cached_property
+    def _offset(self) -> int:
+        """What is added to a code: the term of element 0 for zero."""
+        values = {"amax": 0x3F800000, self.inputs[0].value: 0}
+        return int(evaluate([self._rounded[0]], values)[0])
+
+    @cached_property
+    def _limit(self) -> int:
+        """The largest code before packing: one above the format's where packing saturates, as some elements show."""
+        numbers = np.arange(1, 31 if self.case.dtype == "float16" else 255)[:, None] << 10 | np.arange(1024)
+        inputs = numbers >> 3 if self.case.dtype == "bfloat16" else numbers.ravel()
+        if self.case.dtype == "float32":
+            inputs = numbers << 13
+        values = {self.inputs[0].value: inputs.ravel()}
+        (values["amax"],) = evaluate([self.ys[0]], values)
+        (found,) = evaluate([self._rounded[0] - self._offset], values)
+        return self.element.max_code + int(found.max() > self.element.max_code)
+
+    def _code_in(self, rounded: Term) -> tuple[Term, Term]:
+        """Return whether a rounded term is the offset and a code up to the limit; and the code of the format."""
+        code = rounded - self._offset
+        largest = const(self.element.max_code, code.width)
+        return code.upto(self._limit), extract(apply("umin", code, largest), self.element.bits - 1, 0)
+
+    def _elements(self) -> Iterator[Step]:
+        first, y = self.inputs[0], self.ys[0]
+        byte = clauses.scale_byte(self.amax, self.case.rule, self.element, self.case.zero_scale)
+        expected = clauses.rounded(clauses.scaled(y, byte, self.element), self.element, "rne")
+        for x, term in zip(self.inputs, self._rounded, strict=True):
+            (renamed,) = substitute([term], {x: first})
+            limited, code = self._code_in(renamed)
+            goal = limited & code.equal(expected)
+            not_above = (self.amax.below(INFINITY), (y & MAGNITUDE).upto(self.amax))
+            yield Step("element", goal, (self.is_amax, *not_above))
+
+    def _words(self) -> Iterator[Step]:
+        expected = []
+        limits = []
+        variables = {}
+        for j, rounded in enumerate(self._rounded):
+            free = variables[rounded] = var(f"rounded{j}", rounded.width)
+            limited, code = self._code_in(free)
+            limits.append(~_finite(self.amax) | limited)
+            code = clauses.signed(code, self.ys[j], self.element)
+            expected.append(choose(_finite(self.amax), code, const(0, self.element.bits)))
+        stream = clauses.packed(expected)
+        words = substitute(self._cut[0], variables)
+        for place, word in enumerate(words):
+            goal = word.equal(extract(stream, 32 * place + 31, 32 * place))
+            own = sorted({int(v.value[1:]) for v in in_order([goal]) if v in self.inputs})
+            parts = [goal, *(limits[j] for j in own)]
+            # The elements of every word are numbered from 0, so that equal questions are one.
+            names = {self.inputs[j]: self.inputs[i] for i, j in enumerate(own)}
+            free = [variables[self._rounded[j]] for j in own]
+            names |= {old: var(f"rounded{i}", old.width) for i, old in enumerate(free)}
+            goal, *assumptions = substitute(parts, names)
+            yield Step("words", goal, (self.is_amax, *assumptions))
+
+    def whole_words(self) -> Iterator[Step]:
+        """Yield for each word the question that `element` and `words` split: to find a block where they do not hold."""
+        byte = clauses.scale_byte(self.amax & MAGNITUDE, self.case.rule, self.element, self.case.zero_scale)
+        stream = clauses.packed([clauses.element_code(y, byte, self.element) for y in self.ys])
+        not_above = [~_finite(self.amax) | (y & MAGNITUDE).upto(self.amax) for y in self.ys]
+        for place, word in enumerate(self._cut[0]):
+            goal = word.equal(extract(stream, 32 * place + 31, 32 * place))
+            own = [j for j, x in enumerate(self.inputs) if x in variables(goal)]
+            yield Step(f"word {place}", goal, (self.is_amax, *(not_above[j] for j in own)))
+
+    def steps(self) -> list[Step]:
+        """Return the questions, each once; NotProved if the kernel has no form for which there are any."""
+        found = [self._places(), *self._amax(), self._byte(), *self._elements(), *self._words()]
+        return list(dict.fromkeys(found))
+
+    # The kernel and the clauses on given blocks
+
+    def stored_by_kernel(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the codes [n, words] and bytes [n] that the kernel's terms give for blocks of input bits [n, k]."""
+        words, byte = self.stored
+        values = {x.value: blocks[:, j] for j, x in enumerate(self.inputs)}
+        *codes, scales = evaluate([*words, byte], values)
+        shape = (len(blocks),)
+        return np.stack([np.broadcast_to(c, shape) for c in codes], 1), np.broadcast_to(scales, shape)
+
+    def stored_by_clauses(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the same as the clauses give it."""
+        u = clauses.largest([y & MAGNITUDE for y in self.ys])
+        byte = clauses.scale_byte(u, self.case.rule, self.element, self.case.zero_scale)
+        codes = [clauses.element_code(y, byte, self.element) for y in self.ys]
+        stream = clauses.packed(codes)
+        words = [extract(stream, 32 * w + 31, 32 * w) for w in range(self.words_out)]
+        values = {x.value: blocks[:, j] for j, x in enumerate(self.inputs)}
+        *out, scales = evaluate([*words, byte], values)
+        return np.stack(out, 1), scales
+
+
+_PACKING = {"and", "or", "xor", "concat", "extract", "shl", "lshr", "sext", "var"}
