@@ -1,5 +1,6 @@
 ; mxfp4_e1m2: the clauses of the specification as SMT-LIB 2.6, logic QF_BV. Written by `make clauses`.
-; u: the bits of a block's amax. y: those of an element, a float32. byte: the shared scale. r: the random integer.
+; u: the bits of a block's amax. y: those of an element, a float32. byte: the shared scale.
+; r: the random integer of SR.
 
 ; scale.rule.floor, scale.clamp, scale.zero, scale.nonfinite
 (define-fun mxfp4_e1m2.byte.floor ((u (_ BitVec 32))) (_ BitVec 8)

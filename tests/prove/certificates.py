@@ -131,7 +131,7 @@ def _search(proof: Proof, limit: float) -> np.ndarray | None:
     """Return a block for which the kernel's terms and the clauses differ: one of some, or one that the solver finds."""
     from prove.solver import ask
 
-    block = first_difference(proof, some_blocks(proof, 4096))
+    block = first_difference(proof, some_blocks(proof, 1024))
     for step in proof.whole_words() if block is None else ():
         answer = ask(step.goal, step.assumptions, limit)
         if answer.holds is False and (block := differing_block(proof, answer.model)) is not None:
