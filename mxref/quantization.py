@@ -102,22 +102,32 @@ def plan_tensor_scale(
     """
     if placement.amax is not None:
         amax = np.asarray(placement.amax)[0]
-        if not 0 <= amax < np.inf:
-            raise RecipeError(
-                f"placement: amax = {amax} is no finite magnitude; give that of the finite elements"
-            )
-    elif plan.global_shape != plan.shape:
-        raise ShapeError(
-            f"{plan.format.title} has a scale of the whole tensor, and this is a part of shape {plan.shape} of "
-            f"{plan.global_shape}: give placement.amax, the largest finite magnitude of the whole after its transform"
-        )
+        require_magnitude(amax)
     else:
+        require_whole(plan)
         bits = magnitude_bits(_transformed(x, plan))
         amax = bits[bits < INFINITY_BITS].max(initial=0).view(np.float32)
     # A block that takes amax / 4 has a scale 1.5 times as large, which S must leave room for.
     top = None if plan.spec.four_over_six is FourOverSix.OFF else 2.0**plan.format.scale.max_exponent
     found = tensor_scale(np.float32(amax), plan.format, plan.spec.arithmetic, top)
     return np.array([found.amax]), np.array([found.scale])
+
+
+def require_magnitude(amax: Any) -> None:
+    """Raise RecipeError unless the amax of a placement is a finite magnitude."""
+    if not 0 <= amax < np.inf:
+        raise RecipeError(
+            f"placement: amax = {amax} is no finite magnitude; give that of the finite elements"
+        )
+
+
+def require_whole(plan: QuantPlan) -> None:
+    """Raise ShapeError if a plan is of a part of a tensor, whose own amax is not that of the tensor."""
+    if plan.global_shape != plan.shape:
+        raise ShapeError(
+            f"{plan.format.title} has a scale of the whole tensor, and this is a part of shape {plan.shape} of "
+            f"{plan.global_shape}: give placement.amax, the largest finite magnitude of the whole after its transform"
+        )
 
 
 def _transformed(x: NDArray[Any], plan: QuantPlan) -> NDArray[np.float32]:

@@ -18,18 +18,25 @@ from mxref.capabilities import Capabilities, every_gemm
 from mxref.errors import BackendError
 from mxref.formats import (
     BLOCK_FORMATS,
+    E8M0,
     MXFP4,
     MXFP4_E1M2,
     MXFP6_E2M3,
     MXFP6_E3M2,
     MXFP8_E4M3,
     MXFP8_E5M2,
+    UE4M3,
+    UE5M3,
+    BlockFormat,
     Nonfinite,
+    Specials,
 )
 from mxref.mxarray import MXArray
+from mxref.placement import Placement
 from mxref.plan import QuantPlan
 from mxref.recipe import GemmProfile
 from mxref.steps.hadamard import Rotation
+from mxref.steps.scale import ScaleRule
 from mxref_triton.lane.treatment import Output
 from mxref_triton.launch import DEVICE, INTERPRETED
 from mxref_triton.products.bounded import (
@@ -47,15 +54,30 @@ from mxref_triton.products.bounded import (
 from mxref_triton.products.matrix_cores import TUNES
 from mxref_triton.products.ordered import sums_in_float32
 from mxref_triton.quantizer.decode import dequantize
-from mxref_triton.quantizer.dispatch import quantize, quantize_dual
+from mxref_triton.quantizer.dispatch import plan_tensor_scale, quantize, quantize_dual
 from mxref_triton.quantizer.native import native_roundings
 from mxref_triton.quantizer.transform import hadamard
 
 _SHORT = frozenset({MXFP4, MXFP4_E1M2, MXFP6_E2M3, MXFP6_E3M2})
 _OF_MATRIX_CORES = frozenset({MXFP4, MXFP8_E4M3, MXFP8_E5M2})
 """Formats that Triton multiplies by gfx950's scaled matrix instruction."""
-FORMATS = _SHORT | _OF_MATRIX_CORES
+BOUNDED_FORMATS = _SHORT | _OF_MATRIX_CORES
 _ORDERED = every_gemm({GemmProfile.ORDERED}, BLOCK_FORMATS.values())
+
+
+def _quantizes(made: BlockFormat) -> bool:
+    """Return whether there are kernels that quantize to a format.
+
+    Under a scale with a mantissa, a quotient in float32 holds all that SR looks at if the element has one mantissa bit,
+    or if a scale of the tensor limits the random bits; and an infinity would need care where the scale is 0.
+    """
+    by_quotient = made.element.specials is not Specials.IEEE and (
+        made.tensor_scale or made.element.precision == 1
+    )
+    return made.k in (16, 32) and (made.scale is E8M0 or (made.scale in (UE4M3, UE5M3) and by_quotient))
+
+
+FORMATS = frozenset(filter(_quantizes, BLOCK_FORMATS.values()))
 
 
 class TritonBackend(Backend):
@@ -67,8 +89,10 @@ class TritonBackend(Backend):
     name = "triton"
     capabilities = Capabilities(
         formats=FORMATS,
+        scale_rules=frozenset(ScaleRule),
         scale_thresholds=True,
-        gemms=_ORDERED | every_gemm({GemmProfile.BOUNDED}, FORMATS),
+        blocks=frozenset(shape for made in FORMATS for shape in (made.row, made.tile)),
+        gemms=_ORDERED | every_gemm({GemmProfile.BOUNDED}, BOUNDED_FORMATS),
         devices=frozenset({DEVICE}),
         arrays="torch",
         device_steps=True,
@@ -136,6 +160,11 @@ class TritonBackend(Backend):
         """Return a tensor as a NumPy array, bfloat16 as ml_dtypes.bfloat16."""
         host: NDArray[Any] = as_array(array.detach().cpu())
         return host
+
+    def _tensor_scale(
+        self, x: torch.Tensor, plan: QuantPlan, placement: Placement
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return plan_tensor_scale(x, plan, placement)
 
     def _quantize(self, x: torch.Tensor, plan: QuantPlan) -> tuple[torch.Tensor, torch.Tensor]:
         return quantize(x, plan, native=self.native).codes_and_scales()

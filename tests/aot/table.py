@@ -224,6 +224,7 @@ def _cases() -> Iterator[CompiledCase]:
     yield _gemm_case("bounded.odd", (8168, 8152, 8160), GemmProfile.BOUNDED, "float32", prescale=True)
     yield from _mxfp8_cases(area)
     yield from _short_cases(area)
+    yield from _quotient_cases(area)
 
 
 def _mxfp8_cases(area: int) -> Iterator[CompiledCase]:
@@ -271,6 +272,27 @@ def _short_cases(area: int) -> Iterator[CompiledCase]:
     yield CompiledCase("short.dual.rne+rne.h16.e2m3", partial(_dual, (e2m3, h16), whole), area)
     run = partial(_every_profile, (MXFP6_E3M2, MXFP6_E2M3))
     yield CompiledCase("gemm.short.e3m2.e2m3", run, _WIDTH * _WIDTH)
+
+
+def _quotient_cases(area: int) -> Iterator[CompiledCase]:
+    """Yield the cases of NVFP4, each with the kernels that find the scale of the tensor, and one of MXINT8."""
+    whole = (SIDE, SIDE)
+    rne = OperandSpec(NVFP4)
+    specs = {
+        "rne": rne,
+        "rne.h16": replace(rne, hadamard=16),
+        "rne.tile": replace(rne, block=NVFP4.tile),
+        "sr16": replace(rne, rounding=Rounding.SR),
+    }
+    for name, spec in specs.items():
+        for axis, orientation in ((1, "row"), (0, "column")):
+            run = partial(_quantize, spec, axis, "bfloat16", whole, False)
+            yield CompiledCase(f"nvfp4.{orientation}.{name}", run, area)
+    yield CompiledCase("nvfp4.dual.rne+rne.h16", partial(_dual, (rne, specs["rne.h16"]), whole), area)
+    yield CompiledCase("nvfp4.row.rne.values", partial(_fake, rne, 1), area)
+    yield CompiledCase("nvfp4.dequantize", partial(_dequantize, "bfloat16", NVFP4), area)
+    run = partial(_quantize, OperandSpec(MXINT8), 1, "bfloat16", whole, False)
+    yield CompiledCase("mxint8.row.rne", run, area)
 
 
 def _gemm_case(

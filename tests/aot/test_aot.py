@@ -162,7 +162,7 @@ def test_ordered_blocks_are_added_by_the_vector_alu(compiled, case):
 def test_table_is_of_a_reviewable_size():
     """A case is one operation in one configuration; that some launch several kernels does not count."""
     amd, nvidia = (sum(target in case.targets for case in cases().values()) for target in MACHINES)
-    assert 0 < nvidia <= amd <= 75
+    assert 0 < nvidia <= amd <= 100
     words = " ".join((RECORDS.parent / "explanation" / "gfx950.rst").read_text().split())
     assert f"{amd} of them for gfx950, of which {nvidia} are compiled for sm_90 too" in words
 
@@ -284,7 +284,8 @@ def test_the_recorded_counts_are_of_the_whole_table(target):
         if (
             document["triton"] != read_budgets().counted_with
         ):  # recorded before there were other formats than MXFP4
-            wanted = {n for n in wanted if "mxfp8." not in n and "short." not in n}
+            others = ("mxfp8.", "short.", "nvfp4", "mxint8")
+            wanted = {n for n in wanted if not any(name in n for name in others)}
         assert {r["case"] for r in found} == wanted
         assert not [r["case"] for r in found if r["spills"] or r["scratch"]]
 

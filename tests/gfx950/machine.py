@@ -21,8 +21,8 @@ What is checked besides the results: every access lies inside a buffer (or is dr
 own bounds), guard bytes stay intact, registers and LDS that nothing wrote hold poison, the wait states that the
 hardware does not insert are there (hazards.py). What is not modelled raises Gfx950Error with the line: unknown
 instructions and modifiers, inexact transcendental functions, matrix sums whose order could matter, stochastic
-rounding by hardware, scratch memory, atomics but the addition of 32-bit integers, loads into half registers. Time,
-caches, s_waitcnt, races and the payloads of NaNs are not modelled: instructions complete in order.
+rounding by hardware, scratch memory, atomics but the sum and the maximum of 32-bit integers, loads into half
+registers. Time, caches, s_waitcnt, races and the payloads of NaNs are not modelled: instructions complete in order.
 """
 
 from __future__ import annotations

@@ -152,6 +152,35 @@ def test_quantization_by_native_conversions(backend: Any, spec: OperandSpec, kin
     assert quantized(backend, matrix(*SHAPE, kind, 5), spec, axis, native=NATIVE)[0] == 0
 
 
+NVFP4 = OperandSpec("nvfp4")
+NVFP4_CASES = [
+    (NVFP4, "bfloat16", -1, PORTABLE), (replace(NVFP4, hadamard=16), "bfloat16", 0, PORTABLE),
+    (replace(NVFP4, block="16x16"), "float32", -1, PORTABLE), (NVFP4, "bfloat16", 0, NATIVE),
+    (replace(NVFP4, rounding="sr", sr_bits=22), "float32", -1, PORTABLE),
+]  # fmt: skip
+
+
+@pytest.mark.study
+@pytest.mark.parametrize(("spec", "kind", "axis", "native"), NVFP4_CASES)
+def test_quantization_to_nvfp4(
+    backend: Any, spec: OperandSpec, kind: str, axis: int, native: frozenset[Rounding]
+) -> None:
+    """The scale of the tensor too, by kernels that the fused multiply-add of the model is exact for."""
+    wrong, launched = quantized(backend, matrix(*SHAPE, kind, 7), spec, axis, native=native)
+    assert wrong == 0
+    kernel = "quantize_rows" if axis else "quantize_columns"
+    assert launched == [kernel, "_store_scale", kernel]
+
+
+@pytest.mark.study
+def test_dequantization_of_nvfp4(backend: Any) -> None:
+    x = matrix(*SHAPE, "float32", 8)
+    with on_model():
+        q = backend.quantize(backend.from_numpy(x), NVFP4)
+        got = backend.to_numpy(backend.dequantize(q))
+    assert same_bits(got, reference.dequantize(reference.quantize(x, NVFP4)))
+
+
 def test_the_start_up_check_accepts_the_conversions(package: dict[str, ModuleType]) -> None:
     with start_up(package) as launched:
         backend = package["backend"].TritonBackend(bounded="mfma")

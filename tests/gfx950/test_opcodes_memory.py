@@ -197,6 +197,23 @@ def test_atomic_addition(returns: bool) -> None:
         assert int(m.state.vgpr[0, 0, lane]) == want
 
 
+def test_atomic_maximum() -> None:
+    """Of integers with a sign; lanes that are off change nothing."""
+    m = machine(["global_atomic_smax v6, v10, s[22:23]"])
+    data = np.array([-5, 100, -7, 2**31 - 1], np.int32)
+    address = m.memory.add(data)
+    m.state.sgpr[22], m.state.sgpr[23] = address & 0xFFFFFFFF, address >> 32
+    m.state.vgpr[6], m.state.vgpr[10] = (
+        4 * (LANE % 4),
+        np.where(LANE % 4 == 2, -(LANE + 1) & 0xFFFFFFFF, LANE),
+    )
+    m.state.sgpr[126], m.state.sgpr[127] = ENABLED, 0
+    m.state.lanes[0] = LANE < 16
+    m.run(10)
+    m.memory.finish()
+    assert data.tolist() == [12, 100, -3, 2**31 - 1]
+
+
 def test_buffer_bounds_are_per_word() -> None:
     """Words behind num_records read 0 and are not stored; the check knows nothing of the array behind it."""
     for line in (

@@ -134,18 +134,25 @@ def global_store(size: int, shift: int) -> Handler:
     return run
 
 
-def global_atomic_add(group: Group, instruction: Instruction, memory: Memory, lds: Lds) -> None:
-    """Add 32-bit integers, the lanes one after another; with sc0 each gets what was there before it."""
-    allow(instruction, "offset", "off")
-    returns = bool(instruction.modifiers.get("sc0"))
-    address, data, *base = instruction.operands[int(returns) :]
-    addresses = global_address(group, instruction, address, base[0] if base else None)
-    before = np.empty((len(addresses), 1), U32)
-    for i, addend in enumerate(enabled(group, group.vector32(data))):
-        before[i] = memory.load(addresses[i : i + 1], 4).view(U32)
-        memory.store(addresses[i : i + 1], (before[i : i + 1] + addend).view(np.uint8))
-    if returns:
-        write_loaded(group, instruction.operands[0], before.view(np.uint8))
+def global_atomic(combine: np.ufunc, kind: type) -> Handler:
+    """Return global_atomic_*: combine 32-bit integers, the lanes one after another.
+
+    With sc0 each gets what was there before it.
+    """
+
+    def run(group: Group, instruction: Instruction, memory: Memory, lds: Lds) -> None:
+        allow(instruction, "offset", "off")
+        returns = bool(instruction.modifiers.get("sc0"))
+        address, data, *base = instruction.operands[int(returns) :]
+        addresses = global_address(group, instruction, address, base[0] if base else None)
+        before = np.empty((len(addresses), 1), kind)
+        for i, own in enumerate(enabled(group, group.vector32(data)).view(kind)):
+            before[i] = memory.load(addresses[i : i + 1], 4).view(kind)
+            memory.store(addresses[i : i + 1], combine(before[i : i + 1], own).view(np.uint8))
+        if returns:
+            write_loaded(group, instruction.operands[0], before.view(np.uint8))
+
+    return run
 
 
 # --- buffers
@@ -222,7 +229,10 @@ def buffer_store(size: int, shift: int) -> Handler:
     return run
 
 
-HANDLERS: dict[str, Handler] = {"global_atomic_add": global_atomic_add}
+HANDLERS: dict[str, Handler] = {
+    "global_atomic_add": global_atomic(np.add, U32),
+    "global_atomic_smax": global_atomic(np.maximum, np.int32),
+}
 HANDLERS |= {
     "s_load_dword" + (f"x{words}" if words > 1 else ""): scalar_load(words) for words in (1, 2, 4, 8, 16)
 }

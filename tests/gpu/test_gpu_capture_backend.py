@@ -106,6 +106,34 @@ def test_replays_with_other_data_and_steps_give_eager_bits(name, profile, way, c
         cases(sum(t.numel() for t in want))
 
 
+@pytest.mark.clause("conformance.capabilities", "scale.tensor.amax")
+def test_a_replay_finds_the_scale_of_its_tensor(cases):
+    """Its largest magnitude is its own, after signs that the device draws; or it is given."""
+    spec, backend = OperandSpec("nvfp4", hadamard=16, signs="per_step", rounding="sr"), TritonBackend()
+    x, step = drawn(M, K, 0), torch.zeros(1, dtype=torch.int64, device="cuda")
+    amax = torch.ones(1, device="cuda")
+
+    def quantized(place: Placement) -> list[torch.Tensor]:
+        both = backend.quantize_dual(x, (spec, spec), placements=(place, replace(place, amax=amax)))
+        return [t for q in both for t in (q.codes, q.scales, q.tensor_scale)]
+
+    quantized(placed(0, step, 4))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = quantized(placed(0, step, 4))
+    for number, seed in ((0, 0), (7, 3), (70_000, 4)):
+        x.copy_(drawn(M, K, seed) * 2.0**seed)
+        amax.fill_(3.5 + seed)
+        step.fill_(number)
+        for t in captured:
+            t.zero_()
+        graph.replay()
+        want = quantized(placed(number, None, 4))
+        for got, expected in zip(captured, want, strict=True):
+            assert torch.equal(got, expected)
+        cases(sum(t.numel() for t in want))
+
+
 def test_a_range_exceeded_in_a_replay_is_seen_after_it():
     backend = TritonBackend("bf16")
     x = torch.ones(64, 512, device="cuda")

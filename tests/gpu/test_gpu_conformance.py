@@ -58,6 +58,13 @@ SPECS = {
     "E4M3, EVEN, prescaled, away": OperandSpec("mxfp8_e4m3", "even", rounding="rna", prescale=True),
     "E5M2, H16": OperandSpec("mxfp8_e5m2", hadamard=16),
     "E5M2, SR, 22 bits": OperandSpec("mxfp8_e5m2", "ceil", rounding="sr", sr_bits=22),
+    "INT8": OperandSpec("mxint8", "even"),
+    "INT8, SR": OperandSpec("mxint8", rounding="sr"),
+    "NVFP4": OperandSpec("nvfp4"),
+    "NVFP4, tiles": OperandSpec("nvfp4", block="16x16", zero_scale=56),
+    "NVFP4, H16": OperandSpec("nvfp4", hadamard=16, signs="fixed"),
+    "NVFP4, SR": OperandSpec("nvfp4", rounding="sr"),
+    "NVFP4, SR, 22 bits, H64": OperandSpec("nvfp4", rounding="sr", sr_bits=22, hadamard=64),
 }
 STREAM = Stream(seed=0x0123456789ABCDEF, step=70_000, layer=300, operand=4)
 
@@ -83,12 +90,38 @@ def test_large_matrices_are_those_of_the_cpu_kernels(name, axis, dtype, cases):
         pytest.skip(str(err))
     triton = get_backend("triton")
     x = heavy_tailed(2048, 4096 + 64, dtype)
-    placement = {"axis": axis, "placement": Placement(STREAM, (64, 0), (4096, 4160))}
-    want = numba.quantize(triton.to_numpy(x), SPECS[name], **placement)
-    got = triton.quantize(x.cuda(), SPECS[name], **placement)
+    amax = np.array(
+        [3e9], np.float32
+    )  # read if the format has a scale of the tensor; some blocks are above it
+
+    def place(given):
+        return {"axis": axis, "placement": Placement(STREAM, (64, 0), (4096, 4160), amax=given)}
+
+    want = numba.quantize(triton.to_numpy(x), SPECS[name], **place(amax))
+    got = triton.quantize(x.cuda(), SPECS[name], **place(torch.from_numpy(amax).cuda()))
     assert np.array_equal(got.scales.cpu().numpy(), want.scales)
     assert np.array_equal(got.codes.cpu().numpy(), want.codes)
     cases(x.numel())
+
+
+@pytest.mark.clause("scale.tensor", "scale.tensor.amax")
+@pytest.mark.parametrize("how", [{}, {"hadamard": 16}, {"hadamard": 256, "signs": "per_step"}], ids=str)
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_the_scale_of_a_tensor_is_that_of_the_cpu_kernels(how, axis, cases):
+    """The whole tensor's own, NaN and infinities left out, subnormal scales among them."""
+    numba, triton = get_backend("numba"), get_backend("triton")
+    spec = OperandSpec("nvfp4", **how)
+    for power in (-140, -126, -30, 0, 60):
+        x = np.ldexp(heavy_tailed(512, 768, torch.float32, power + 140).numpy(), power)
+        x[np.isnan(x)] = np.inf
+        want = numba.quantize(x, spec, axis=axis, placement=Placement(STREAM))
+        got = triton.quantize(torch.from_numpy(x).cuda(), spec, axis=axis, placement=Placement(STREAM))
+        assert got.tensor_scale.cpu().numpy().view(np.uint32) == want.tensor_scale.view(np.uint32)
+        assert np.array_equal(got.scales.cpu().numpy(), want.scales)
+        assert np.array_equal(got.codes.cpu().numpy(), want.codes)
+        values = triton.to_numpy(triton.dequantize(got)), numba.dequantize(want)
+        assert np.array_equal(*(each.view(np.uint32) for each in values))
+        cases(x.size)
 
 
 @pytest.mark.clause("conformance.dual")

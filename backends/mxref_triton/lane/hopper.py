@@ -210,7 +210,7 @@ def encode_pairs(words, P: tl.constexpr):
         Four words, a tuple of uint32 [B], and one uint8 [B], a tuple too.
     """
     magnitudes = _without_signs(words, 16)
-    factor, keep, stored = scaling(amax_bits_of_pairs(magnitudes), P)
+    factor, keep, stored = scaling(amax_bits_of_pairs(magnitudes), None, P)
     both = factors(factor, factor)
     out = ()
     for i in tl.static_range(0, 16, 4):
@@ -231,8 +231,8 @@ def encode_two(words, P: tl.constexpr):
     """
     magnitudes = _without_signs(words, 32)
     amax = larger_halves(magnitudes)
-    low, low_keep, low_stored = scaling(amax << 16, P)
-    high, high_keep, high_stored = scaling(amax & 0xFFFF0000, P)
+    low, low_keep, low_stored = scaling(amax << 16, None, P)
+    high, high_keep, high_stored = scaling(amax & 0xFFFF0000, None, P)
     both = factors(low, high)
     lows = ()
     highs = ()

@@ -1,15 +1,8 @@
-"""Elements of any format: rounding to their grid, four codes to a quad, and back.
+"""Elements of any format: four codes to a quad, and back.
 
-The element format is a constant of the kernel. E is an `ElementFormat`: M mantissa bits, a bias, and codes that grow
-with the magnitudes they stand for. A quad is a word whose lowest bits are four codes, one after the other: 16 bits for
-codes of 4 bits, 24 for 6, 32 for 8. E2M1 has arithmetic of its own in `rounding`, which is faster.
-
-RNE lets the adder round. A power of two that is 2^23 steps of the grid at v is added to v; float32 has steps of the
-same size there, so the sum's bits less those of the power count the steps in v, with ties to even ones. The grid has
-one step below the smallest normal number, and there as well as above the count completes the exponent to a code.
-
-SR, RNA and RTZ add an integer to the position between grid points, in units of 2^-22 of a gap. The bits of a normal v,
-less the difference of the biases, are that position; a v below the smallest normal number is one product away from it.
+The element format E is a constant of the kernel, an `ElementFormat`. A quad is a word whose lowest bits are four codes,
+one after the other: 16 bits for codes of 4 bits, 24 for 6, 32 for 8. E2M1 has arithmetic of its own in `rounding`,
+which is faster.
 """
 
 # Triton infers the types of kernels; their tuples grow.
@@ -22,38 +15,25 @@ import triton
 import triton.language as tl
 
 from mxref.formats import CANONICAL_NAN, Negatives, Specials
+from mxref_triton.lane.grid import by_fraction, to_even
 from mxref_triton.lane.random import random_fraction
 from mxref_triton.lane.registers import bits_of, float_of
 
 _EXPONENT = tl.constexpr(0x7F800000)
 _NAN = tl.constexpr(CANONICAL_NAN)
-_TWOS_COMPLEMENT = tl.constexpr(Negatives.TWOS_COMPLEMENT.value)
 _IEEE = tl.constexpr(Specials.IEEE.value)
 _NAN_ONLY = tl.constexpr(Specials.NAN.value)
+_TWOS_COMPLEMENT = tl.constexpr(Negatives.TWOS_COMPLEMENT.value)
 
 
 @triton.jit
-def _to_even(v, E: tl.constexpr):
-    """Return codes rounded to nearest even, uint32; above the largest where v is."""
-    M: tl.constexpr = E.mantissa_bits
-    SMALLEST: tl.constexpr = 128 - E.bias
-    exponent = tl.maximum(bits_of(v) & _EXPONENT, SMALLEST << 23)
-    power = exponent + ((23 - M) << 23)
-    steps = bits_of(v + float_of(power)) - power
-    return steps + (exponent >> (23 - M)) - (SMALLEST << M)
-
-
-@triton.jit
-def _by_fraction(v, r, E: tl.constexpr):
-    """Return codes from magnitudes and from integers r of 22 bits that are added to the fraction, uint32."""
-    M: tl.constexpr = E.mantissa_bits
-    SMALLEST: tl.constexpr = (128 - E.bias) << 23
-    LARGEST: tl.constexpr = (E.max_code << (23 - M)) + ((127 - E.bias) << 23)
-    STEPS: tl.constexpr = 2.0 ** (22 - E.unit_exponent)
-    bits = tl.minimum(bits_of(v), LARGEST)  # also for a NaN, whose block is overwritten later
-    below = (float_of(tl.minimum(bits, SMALLEST)) * STEPS).to(tl.int32).to(tl.uint32)
-    above = (bits - ((127 - E.bias) << 23)) << (M - 1)
-    return (tl.where(bits < SMALLEST, below, above) + r) >> 22
+def _with_sign(code, value, E: tl.constexpr):
+    """Return codes of magnitudes with the signs of values, uint32."""
+    if E.negatives == _TWOS_COMPLEMENT:
+        negative = bits_of(value) >> 31
+        return ((code ^ (0 - negative)) + negative) & (2 * E.sign - 1)
+    else:
+        return code | ((bits_of(value) >> (32 - E.bits)) & E.sign)
 
 
 @triton.jit
@@ -75,19 +55,19 @@ def encode_quads(values, factor, keep, words, P: tl.constexpr):
     for half in tl.static_range(2):
         word = tl.zeros_like(keep)
         for i in tl.static_range(4):
-            v = tl.abs(values[4 * half + i]) * factor
+            value = values[4 * half + i]
+            v = tl.abs(value) * factor
             if PRESCALE != 1.0:
                 v = v * PRESCALE
             if BITS:
-                code = _by_fraction(v, random_fraction(words, 4 * half + i, BITS), E)
+                code = by_fraction(v, random_fraction(words, 4 * half + i, BITS), E)
             elif CONSTANT < 0:
-                code = _to_even(v, E)
+                code = to_even(v, E)
                 if P.saturates:
                     code = tl.minimum(code, E.max_code)
             else:
-                code = _by_fraction(v, CONSTANT, E)
-            sign = (bits_of(values[4 * half + i]) >> (32 - E.bits)) & E.sign
-            word = word | ((code | sign) << (E.bits * i))
+                code = by_fraction(v, CONSTANT, E)
+            word = word | (_with_sign(code, value, E) << (E.bits * i))
         out = out + (word & keep,)
     return out
 
@@ -134,30 +114,44 @@ def load_quads(codes, first, i, mask, E: tl.constexpr):
 
 
 @triton.jit
-def decode_code(quad, i: tl.constexpr, scale, E: tl.constexpr):
-    """Return the float32 bits of element i of a quad times its scale, uint32 [B]; every NaN is the canonical one.
+def _magnitude(quad, i: tl.constexpr, E: tl.constexpr):
+    """Return the magnitude of element i of a quad, float32 [B], and its sign as the top bit of uint32."""
+    M: tl.constexpr = E.mantissa_bits
+    NORMAL: tl.constexpr = 2.0 ** (127 - E.bias)
+    UNIT: tl.constexpr = 2.0**E.unit_exponent
+    SIGN: tl.constexpr = E.sign
+    code = (quad >> (E.bits * i)) & (2 * SIGN - 1)
+    sign = (code & SIGN) << (32 - E.bits)
+    if E.negatives == _TWOS_COMPLEMENT:
+        negative = sign >> 31
+        # The highest bit stays set in the lowest code alone, whose magnitude it is.
+        return (((code ^ (0 - negative)) + negative) & (2 * SIGN - 1)).to(tl.float32) * UNIT, sign
+    else:
+        magnitude = code & (SIGN - 1)
+        value = float_of(magnitude << (23 - M)) * NORMAL
+        if E.specials == _IEEE:
+            special = tl.where(magnitude == E.max_code + 1, _EXPONENT, _NAN)
+        else:
+            special = tl.full(magnitude.shape, _NAN, tl.uint32)
+        return float_of(tl.where(magnitude > E.max_code, special.to(tl.uint32), bits_of(value))), sign
+
+
+@triton.jit
+def decode_code(quad, i: tl.constexpr, scale, tensor, E: tl.constexpr):
+    """Return the float32 bits of element i of a quad times its scales, uint32 [B]; every NaN is the canonical one.
 
     Args:
         quad: four codes.
         i: 0 to 3.
-        scale: a power of two, or NaN, float32 [B].
+        scale: of the block, or NaN, float32 [B].
+        tensor: the scale of the tensor, or None.
         E: the element format.
     """
-    M: tl.constexpr = E.mantissa_bits
-    NORMAL: tl.constexpr = 2.0 ** (127 - E.bias)
-    SIGN: tl.constexpr = E.sign
-    code = (quad >> (E.bits * i)) & (2 * SIGN - 1)
-    magnitude = code & (SIGN - 1)
-    value = float_of(magnitude << (23 - M)) * NORMAL
-    if E.specials == _IEEE:
-        special = tl.where(magnitude == E.max_code + 1, _EXPONENT, _NAN)
-    else:
-        special = tl.full(magnitude.shape, _NAN, tl.uint32)
-    value = float_of(tl.where(magnitude > E.max_code, special.to(tl.uint32), bits_of(value)))
-    product = value * scale
-    return tl.where(product != product, _NAN, bits_of(product) | ((code & SIGN) << (32 - E.bits))).to(
-        tl.uint32
-    )
+    value, sign = _magnitude(quad, i, E)
+    product = value * scale  # without a rounding where a scale of the tensor follows
+    if tensor is not None:
+        product = product * tensor
+    return tl.where(product != product, _NAN, bits_of(product) | sign).to(tl.uint32)
 
 
 @triton.jit
@@ -167,13 +161,13 @@ def to_half(bits):
 
 
 @triton.jit
-def decode_pairs(quads, scale, E: tl.constexpr):
-    """Return the eight elements of two quads as four words of two bfloat16 values, tuples of uint32 [B]."""
+def decode_pairs(quads, scale, tensor, E: tl.constexpr):
+    """Return the eight elements of two quads as four words of two bfloat16 values, a tuple of uint32 [B]."""
     out = ()
     for k in tl.static_range(2):
         for i in tl.static_range(2):
-            low = to_half(decode_code(quads[k], 2 * i, scale, E))
-            high = to_half(decode_code(quads[k], 2 * i + 1, scale, E))
+            low = to_half(decode_code(quads[k], 2 * i, scale, tensor, E))
+            high = to_half(decode_code(quads[k], 2 * i + 1, scale, tensor, E))
             out = out + (low | (high << 16),)
     return out
 

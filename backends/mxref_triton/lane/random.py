@@ -1,4 +1,4 @@
-"""Philox4x32-10 for stochastic rounding: one call per 8 consecutive elements of a block, or per 4."""
+"""Philox4x32-10 for stochastic rounding: one call per 8 consecutive elements of a block, or per 4; and signs."""
 
 # Triton infers the types of kernels.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-incomplete-defs, allow-untyped-decorators
@@ -41,8 +41,11 @@ def philox(group, seed_low, seed_high, stream_low, stream_high):
 
 
 @triton.jit
-def at_step(signs_low, signs_high, seed_low, seed_high, stream_low, stream_high, P: tl.constexpr):
-    """Return the two words of signs and the key of a program: where the treatment says so, of the step in memory.
+def given(
+    signs_low, signs_high, seed_low, seed_high, stream_low, stream_high, tensor, P: tl.constexpr
+):  # fmt: skip
+    """Return what the units of a program share, a tuple: the two words of signs, the key of Philox, four words, and the
+    scale of the tensor, 1 if there is none.
 
     Args:
         signs_low: bits 0 to 31 of the signs; if P.drawn the low word of their stream.
@@ -51,17 +54,21 @@ def at_step(signs_low, signs_high, seed_low, seed_high, stream_low, stream_high,
         seed_high: its high word.
         stream_low: low word of the stream: layer and operand.
         stream_high: its high word, the step; if P.late an int64 pointer to it.
+        tensor: float32 pointer to the scale of the tensor, read if P.tensor_scale and something is quantized.
         P: the treatment.
     """
+    scale = tl.full([], 1.0, tl.float32)
+    if P.tensor_scale and P.quantizes:
+        scale = tl.load(tensor)
     if P.late:
         step = tl.load(stream_high).to(tl.int32)
         if P.drawn:
             words = philox(step.to(tl.int64) * 0, seed_low, seed_high, signs_low, step)
             signs_low = words[0].to(tl.int32, bitcast=True)
             signs_high = words[1].to(tl.int32, bitcast=True)
-        return signs_low, signs_high, (seed_low, seed_high, stream_low, step)
+        return signs_low, signs_high, seed_low, seed_high, stream_low, step, scale
     else:
-        return signs_low, signs_high, (seed_low, seed_high, stream_low, stream_high)
+        return signs_low, signs_high, seed_low, seed_high, stream_low, stream_high, scale
 
 
 @triton.jit

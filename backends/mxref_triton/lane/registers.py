@@ -1,8 +1,8 @@
 """Moving data between memory and the registers of the one thread that owns it.
 
-A unit is what a thread works on alone: one block of 32 elements, or a whole Hadamard group if that is longer. It
-is held as a tuple of separate tensors, one per element, whose position i is unit i: all that is done to a block
-stays in the registers of its thread, and no shuffle or shared memory is needed. Tuples are built by recursion.
+A unit is what a thread works on alone: one block, or a whole Hadamard group if that is longer. It is held as a tuple
+of separate tensors, one per element, whose position i is unit i: all that is done to a block stays in the registers of
+its thread, and no shuffle or shared memory is needed. Tuples are built by recursion.
 """
 
 # Triton infers the types of kernels; their tuples grow.
@@ -13,6 +13,10 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from mxref_triton.launch import INTERPRETED
+
+_INTERPRETED = tl.constexpr(INTERPRETED)
 
 UNITS_LAST = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7))
 """Whether units come after what is read of each in the tiles that are loaded and stored.
@@ -32,6 +36,18 @@ def float_of(bits):
 def bits_of(value):
     """Return the bits of a float32, uint32."""
     return value.to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def fused(a, b, c):
+    """Return a * b + c of float32, rounded once; the interpreter's own `fma` rounds twice.
+
+    Float64 holds the product. Where it rounds the sum, the result may differ in the last bit from one rounding.
+    """
+    if _INTERPRETED:
+        return (a.to(tl.float64) * b.to(tl.float64) + c.to(tl.float64)).to(tl.float32)
+    else:
+        return tl.fma(a, b, c)
 
 
 @triton.jit
@@ -141,6 +157,15 @@ def store_unit(pointer, offsets, mask, words, COUNT: tl.constexpr, VECTOR: tl.co
         store_words(pointer + 2 * TAIL, offsets, mask, words[2 * TAIL :], TAIL, min(TAIL, 4))
     else:
         store_words(pointer, offsets, mask, words, COUNT, VECTOR)
+
+
+@triton.jit
+def store_largest(pointer, tensors):
+    """Replace the integer at a pointer by the largest of it and of a tuple of tensors of bits of magnitudes."""
+    top = tensors[0]
+    for i in tl.static_range(1, len(tensors)):
+        top = tl.maximum(top, tensors[i])
+    tl.atomic_max(pointer, tl.max(top.to(tl.int32, bitcast=True), 0))
 
 
 @triton.jit

@@ -82,19 +82,6 @@ def encode_word(values, factor, keep, words, P: tl.constexpr):
 
 
 @triton.jit
-def value_scale(code):
-    """Return 2^(code - 127) for codes 0 to 254, float32; code 0 is a subnormal."""
-    bits = tl.where(code == 0, 0x00400000, code << 23)
-    return float_of(bits.to(tl.uint32, bitcast=True))
-
-
-@triton.jit
-def scale_or_nan(code):
-    """Return 2^(code - 127), and NaN for code 255, float32."""
-    return tl.where(code == 255, float("nan"), value_scale(code))
-
-
-@triton.jit
 def decode_element(word, i: tl.constexpr, scale):
     """Return the bits of element i of a word times its scale, uint32 [B]; the sign of a zero is kept."""
     if i < 6:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
-from mxref.formats import E2M1, BlockFormat, ElementFormat
+from mxref.formats import E2M1, BlockFormat, ElementFormat, ScaleFormat
 from mxref.recipe import OperandSpec
 from mxref.steps.hadamard import norm_factor
 from mxref.steps.random import elements_per_call
@@ -16,6 +16,9 @@ from mxref.steps.scale import MANTISSA_MASK, ScaleRule, bump_above
 
 MAX_FUSED_HADAMARD = 64
 """Largest transform that one thread does in registers, before it quantizes; longer ones go through memory."""
+
+PACKED_K = 32
+"""Elements of the blocks for which `hopper` packs RNE."""
 
 _RANDOM_CONSTANT = {Rounding.RNE: -1, Rounding.RTZ: 0, Rounding.RNA: 1 << 21, Rounding.SR: 0}
 """The constant that replaces SR's random integer of 22 bits in other modes; -1 for RNE, which uses other arithmetic."""
@@ -30,6 +33,8 @@ class Output(StrEnum):
     """The bfloat16 values that these stand for, and scale codes."""
     TRANSFORMED = "transformed"
     """Float32 after the Hadamard transform, before any quantization."""
+    AMAX = "amax"
+    """The largest finite magnitude after the transform, from which the scale of the tensor follows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +44,9 @@ class Treatment:
     kind: str
     """Type of the input: float32, bfloat16 or float16."""
     element: ElementFormat
+    scale: ScaleFormat
+    tensor_scale: bool
+    """Whether there is a scale of the tensor."""
     k: int
     """Elements of a block."""
     carry: int
@@ -65,8 +73,8 @@ class Treatment:
     """Factor after it, when it has to be a multiplication of its own, else 1."""
     folded_norm: float
     """Factor after it, when it can be part of the division by the scale, else 1."""
-    square: bool
-    """Whether a block is 32x32."""
+    tile: int
+    """Rows that share their scales; 0 if each has its own."""
     native: bool
     """Whether the conversions of gfx950 round, RNE or SR."""
     packed: bool
@@ -83,9 +91,14 @@ class Treatment:
         return self.n if self.output is Output.TRANSFORMED else max(self.k, self.n)
 
     @property
+    def quantizes(self) -> bool:
+        """Whether the kernel makes codes, as it does for their values too."""
+        return self.output in (Output.CODES, Output.VALUES)
+
+    @property
     def blocks(self) -> int:
         """Scale codes of a unit, as many as are written."""
-        return 0 if self.output is Output.TRANSFORMED else self.unit // self.k
+        return self.unit // self.k if self.quantizes else 0
 
     @property
     def calls(self) -> int:
@@ -100,13 +113,13 @@ class Treatment:
     @property
     def direct(self) -> bool:
         """Whether elements are rounded as they are read, packed bfloat16."""
-        return self.packed and self.kind == "bfloat16" and not self.n and not self.square
+        return self.packed and self.kind == "bfloat16" and not self.n and not self.tile
 
     @property
     def two_lines(self) -> bool:
         """Whether a thread takes two lines at once where elements of 16 bits lie side by side across lines."""
         short = self.kind != "float32" and self.unit == self.k and not self.random_bits
-        return short and not self.square and self.output is not Output.TRANSFORMED
+        return short and not self.tile and self.output is not Output.TRANSFORMED
 
     @property
     def words_in(self) -> int:
@@ -116,6 +129,8 @@ class Treatment:
     @property
     def words_out(self) -> int:
         """32-bit words of a unit as it is written."""
+        if self.output is Output.AMAX:
+            return 1
         bits = {Output.CODES: self.element.bits, Output.VALUES: 16, Output.TRANSFORMED: 32}[self.output]
         return self.unit * bits // 32
 
@@ -160,28 +175,33 @@ def treatment(
     assert isinstance(block, BlockFormat)  # checked when the quantization was planned
     element, nibbles = block.element, block.element is E2M1
     by_sum = packed and nibbles and spec.rounding is Rounding.SR
+    powers = block.scale.powers
     bound = bump_above(spec.scale_rule, element)
     exact = kind == "bfloat16" and not n
     return Treatment(
         kind=kind,
         element=element,
+        scale=block.scale,
+        tensor_scale=block.tensor_scale,
         k=block.k,
         carry=MANTISSA_MASK - bound,
         zero=spec.zero_scale,
         constant=_RANDOM_CONSTANT[spec.rounding],
         random_bits=spec.sr_bits if spec.rounding is Rounding.SR else 0,
         prescale=element.prescale if spec.prescale else 1.0,
-        saturates=not spec.prescale and _saturates(spec.scale_rule, element),
+        saturates=powers and not spec.prescale and _saturates(spec.scale_rule, element),
         n=n,
         signed=signed,
         late=late,
         drawn=drawn,
         norm=1.0 if folds else norm,
         folded_norm=norm if folds else 1.0,
-        square=spec.block.is_tile,
+        tile=spec.block.rows if spec.block.is_tile else 0,
         native=nibbles and spec.rounding in native and not spec.prescale,
         packed=packed
         and nibbles
+        and powers
+        and block.k == PACKED_K
         and spec.rounding is Rounding.RNE
         and not spec.prescale
         and output is Output.CODES

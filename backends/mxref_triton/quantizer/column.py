@@ -1,7 +1,7 @@
 """Quantization along an axis that is not contiguous: each thread owns one or two lines and reads them step by step.
 
 Thread t of a program owns unit t, whose elements lie `step` apart; its neighbours own the neighbouring lines, so that
-each of the 32 loads of a warp is one piece of memory. Elements of 16 bits that lie side by side across lines are read
+each of the loads of a warp is one piece of memory. Elements of 16 bits that lie side by side across lines are read
 as words, and a thread owns the units of both lines. A program covers several units of every line: their codes are
 side by side in the transposed output, and turn around in shared memory only when they are packed, a quarter of
 the bytes that came in.
@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mxref_triton.lane.random import at_step, first_call
+from mxref_triton.lane.random import first_call, given
 from mxref_triton.lane.registers import (
     UNITS_LAST,
     bits_alone,
@@ -24,10 +24,13 @@ from mxref_triton.lane.registers import (
     join_last,
     load_integers,
     split_last,
+    store_largest,
     tile_index,
 )
+from mxref_triton.lane.treatment import Output
 from mxref_triton.lane.unit import encode_two_lines, encode_unit
 
+_AMAX = tl.constexpr(Output.AMAX.value)
 _NEAR = tl.constexpr(16)
 """Elements of a unit whose addresses are sums of a common one and of a multiple of `step` that units share."""
 
@@ -104,8 +107,7 @@ def _part(words, FIRST: tl.constexpr, COUNT: tl.constexpr, OUT: tl.constexpr, TO
 @triton.jit
 def column_units(
     x, codes, scales,
-    line, unit, lines, units, length, stride, step,
-    signs_low, signs_high, group, groups, key,
+    line, unit, lines, units, length, stride, step, group, groups, shared,
     P: tl.constexpr, LINES: tl.constexpr, UNITS: tl.constexpr, STEP: tl.constexpr,
     TOGETHER: tl.constexpr, VECTOR: tl.constexpr,
     MASKED: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr,
@@ -115,7 +117,7 @@ def column_units(
     Args:
         x: pointer to the elements, 16-bit ones as int16: `stride` apart between lines, `step` along the block axis.
             With TOGETHER = 2 it is to words, which `step` counts too, and `stride` is 1.
-        codes: int32 pointer to packed codes, or to bfloat16 values, [lines, units].
+        codes: int32 pointer to packed codes, or to bfloat16 values, [lines, units]; or to the one word of amax.
         scales: uint8 pointer to scale codes, [lines, units].
         line: first line, an int64 scalar.
         unit: first unit of each line, an int64 scalar.
@@ -124,11 +126,9 @@ def column_units(
         length: elements of a line; the rest of the last unit is padding.
         stride: see x.
         step: see x.
-        signs_low: bits 0 to 31 of the signs before the Hadamard transform.
-        signs_high: bits 32 to 63.
         group: number of the first Philox call of line 0.
         groups: calls per line.
-        key: seed and stream, four words.
+        shared: from `given`.
         P: the treatment.
         LINES: see above.
         UNITS: see above.
@@ -162,18 +162,20 @@ def column_units(
         base, c * stride + u * P.unit * step, step, element, length, mask, P.unit, STEP, VECTOR, PADDED
     )
     if TOGETHER == 2:
-        out, stored = encode_two_lines(loaded, signs_low, signs_high, P)
+        out, stored = encode_two_lines(loaded, shared, P)
     else:
         first = None
         if P.random_bits:
             first = first_call(line + c, unit + u, group, groups, P)
         values = floats_alone(loaded, P.unit, KIND)
-        out, stored = encode_unit(values, signs_low, signs_high, first, key, P, UNITS * LINES, 1)
+        out, stored = encode_unit(values, first, shared, P, UNITS * LINES, 1)
     target = codes + (line * units + unit) * OUT
     words = ()
     for k in tl.static_range(TOGETHER * OUT):
         words = words + (out[k].to(tl.int32, bitcast=True),)
-    if OUT % 3 == 0:  # no power of two, so in two parts that are
+    if P.output == _AMAX:
+        store_largest(codes, words)
+    elif OUT % 3 == 0:  # no power of two, so in two parts that are
         TAIL: tl.constexpr = OUT // 3
         head = _part(words, 0, 2 * TAIL, OUT, TOGETHER)
         tail = _part(words, 2 * TAIL, TAIL, OUT, TOGETHER)
@@ -193,22 +195,20 @@ def column_units(
     ]
 )  # fmt: skip
 def quantize_columns(
-    x, codes, scales,
+    x, codes, scales, tensor,
     lines, units, length, stride, step,
     signs_low, signs_high, group, groups, seed_low, seed_high, stream_low, stream_high,
     P: tl.constexpr, LINES: tl.constexpr, UNITS: tl.constexpr, BAND: tl.constexpr, STEP: tl.constexpr,
     TOGETHER: tl.constexpr, VECTOR: tl.constexpr,
     MASKED: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Quantize lines of any strides, LINES x UNITS units per program; arguments as in `column_units`."""
+    """Quantize lines of any strides, LINES x UNITS units per program; arguments as in `column_units` and `given`."""
     down, across = tile_index(BAND)
     line = across * LINES
     unit = down * UNITS
-    signs_low, signs_high, key = at_step(
-        signs_low, signs_high, seed_low, seed_high, stream_low, stream_high, P
-    )
+    shared = given(signs_low, signs_high, seed_low, seed_high, stream_low, stream_high, tensor, P)
     x = x.to(tl.pointer_type(tl.int32 if P.kind == "float32" or TOGETHER == 2 else tl.int16))
     column_units(
-        x, codes, scales, line, unit, lines, units, length, stride, step,
-        signs_low, signs_high, group, groups, key, P, LINES, UNITS, STEP, TOGETHER, VECTOR, MASKED, PADDED, WIDE,
+        x, codes, scales, line, unit, lines, units, length, stride, step, group, groups, shared,
+        P, LINES, UNITS, STEP, TOGETHER, VECTOR, MASKED, PADDED, WIDE,
     )  # fmt: skip

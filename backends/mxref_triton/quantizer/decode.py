@@ -1,4 +1,4 @@
-"""Values from packed codes: one thread decodes a word of eight elements of E2M1, or a quad of any other."""
+"""Values from packed codes: one thread decodes a word of eight elements of MXFP4, or a quad of any other format."""
 
 # Triton infers the types of kernels; their tuples grow.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-incomplete-defs, allow-untyped-decorators
@@ -14,7 +14,8 @@ from mxref.formats import CANONICAL_NAN, E2M1, E8M0
 from mxref.mxarray import MXArray
 from mxref_triton.lane.quads import decode_code, load_quads, to_half
 from mxref_triton.lane.registers import join_last
-from mxref_triton.lane.rounding import decode_element, scale_or_nan, value_scale
+from mxref_triton.lane.rounding import decode_element
+from mxref_triton.lane.scale import power_of_code, value_of_scale
 from mxref_triton.launch import INTERPRETED, check_device, launch, power_of_two_from, tiles_of
 from mxref_triton.operands import rows_of
 
@@ -26,14 +27,15 @@ _NAN_CODE = tl.constexpr(E8M0.nan_code)
 
 
 @triton.jit(do_not_specialize=["words"])
-def _dequantize(codes, scales, out, words, HALF: tl.constexpr, WORDS: tl.constexpr):
+def _dequantize(codes, scales, out, words, K: tl.constexpr, HALF: tl.constexpr, WORDS: tl.constexpr):
     """Decode WORDS words per program into float32 bits, or into bfloat16 bits two to a word."""
     base = tl.program_id(0).to(tl.int64) * WORDS
     i = tl.arange(0, WORDS)
     mask = base + i < words
     word = tl.load(codes + base + i, mask=mask, other=0).to(tl.uint32, bitcast=True)
-    code = tl.load(scales + base // 4 + i // 4, mask=mask, other=0).to(tl.int32)
-    scale = value_scale(code)
+    PER_BLOCK: tl.constexpr = K // 8
+    code = tl.load(scales + base // PER_BLOCK + i // PER_BLOCK, mask=mask, other=0).to(tl.int32)
+    scale = power_of_code(code)
     out_words = ()
     for e in tl.static_range(8):
         bits = tl.where(code == _NAN_CODE, _NAN, decode_element(word, e, scale)).to(tl.uint32)
@@ -51,8 +53,8 @@ def _dequantize(codes, scales, out, words, HALF: tl.constexpr, WORDS: tl.constex
 
 @triton.jit(do_not_specialize=["quads"])
 def _dequantize_quads(
-    codes, scales, out, exceeded, quads,
-    E: tl.constexpr, K: tl.constexpr, HALF: tl.constexpr, CHECKED: tl.constexpr, QUADS: tl.constexpr,
+    codes, scales, tensor, out, exceeded, quads,
+    E: tl.constexpr, S: tl.constexpr, K: tl.constexpr, HALF: tl.constexpr, CHECKED: tl.constexpr, QUADS: tl.constexpr,
 ):  # fmt: skip
     """Decode quads like `_dequantize` its words; CHECKED sets a word where bfloat16 is not exact."""
     base = tl.program_id(0).to(tl.int64) * QUADS
@@ -61,10 +63,12 @@ def _dequantize_quads(
     quad = load_quads(codes, base, i, mask, E)
     PER_BLOCK: tl.constexpr = K // 4
     code = tl.load(scales + base // PER_BLOCK + i // PER_BLOCK, mask=mask, other=0).to(tl.int32)
-    scale = scale_or_nan(code)
+    scale = value_of_scale(code, S)
+    if tensor is not None:
+        tensor = tl.load(tensor)
     out_words = ()
     for e in tl.static_range(4):
-        out_words = out_words + (decode_code(quad, e, scale, E),)
+        out_words = out_words + (decode_code(quad, e, scale, tensor, E),)
     if HALF:
         rounded = ()
         for e in tl.static_range(4):
@@ -98,20 +102,21 @@ def dequantize(q: MXArray, dtype: str, exceeded: torch.Tensor | None = None) -> 
     check_device(codes)
     kind = torch.float32 if dtype == "float32" else torch.bfloat16
     out = torch.empty((*q.rows_shape, q.length), dtype=kind, device=codes.device)
-    is_e2m1 = q.format.element is E2M1
-    words = out.numel() // (8 if is_e2m1 else 4)
+    made = q.format
+    by_word = made.element is E2M1 and made.scale is E8M0
+    words = out.numel() // (8 if by_word else 4)
     tile = power_of_two_from(words, _WORDS) if words and INTERPRETED else _WORDS
     half = dtype == "bfloat16"
-    if words and is_e2m1:
+    if words and by_word:
         launch(
             _dequantize, (tiles_of(words, tile),), codes.view(torch.int32), scales, out.view(torch.int32), words,
-            HALF=half, WORDS=tile,
+            K=made.k, HALF=half, WORDS=tile,
         )  # fmt: skip
     elif words:
         launch(
             _dequantize_quads, (tiles_of(words, tile),),
-            codes.view(_TYPES[q.format.element.bits]), scales, out.view(torch.int32),
+            codes.view(_TYPES[made.element.bits]), scales, q.tensor_scale, out.view(torch.int32),
             scales if exceeded is None else exceeded, words,
-            E=q.format.element, K=q.format.k, HALF=half, CHECKED=exceeded is not None, QUADS=tile,
+            E=made.element, S=made.scale, K=made.k, HALF=half, CHECKED=exceeded is not None, QUADS=tile,
         )  # fmt: skip
     return out[..., : q.shape[q.axis]].movedim(-1, q.axis)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
+from mxref.errors import UnsupportedError
+from mxref.placement import Placement
 from mxref.plan import QuantPlan, dtype_name
+from mxref.quantization import require_magnitude, require_whole
+from mxref.recipe import OperandSpec
 from mxref.steps.hadamard import Rotation
 from mxref.steps.rounding import Rounding
 from mxref_triton.lane.hopper import packs_bfloat16
 from mxref_triton.lane.treatment import MAX_FUSED_HADAMARD, Output, Treatment, treatment
-from mxref_triton.launch import check_device
+from mxref_triton.launch import INTERPRETED, check_device
 from mxref_triton.quantizer.inputs import Matrix, matrices
-from mxref_triton.quantizer.launches import launch_both, launch_columns, launch_rows
+from mxref_triton.quantizer.launches import Outputs, launch_both, launch_columns, launch_rows
 from mxref_triton.quantizer.randomness import check_step, has_narrow_calls, randomness
 from mxref_triton.quantizer.signs import drawn_signs
+from mxref_triton.quantizer.tensor_scale import tensor_scale
 from mxref_triton.quantizer.transform import hadamard
 
 
@@ -26,6 +33,11 @@ class Storage:
         self.words = torch.empty((plan.rows, words), dtype=torch.int32, device=device)
         self.scales = torch.empty((plan.rows, plan.length // made.k), dtype=torch.uint8, device=device)
         self._plan = plan
+
+    def from_row(self, row: int) -> Outputs:
+        """Return what kernels write from a stored row on."""
+        words, scales = (self.words[row:], self.scales[row:]) if row else (self.words, self.scales)
+        return Outputs(words, scales, self._plan.tensor_scale)
 
     def codes_and_scales(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return packed codes [rows..., K * bits / 8] and scale codes [rows..., K / k]."""
@@ -51,6 +63,18 @@ def quantize(
     out = Storage(plan, x.device, output)
     if not out.scales.numel():
         return out
+    _launch(x, plan, output, native, out.from_row)
+    return out
+
+
+def _launch(
+    x: torch.Tensor,
+    plan: QuantPlan,
+    output: Output,
+    native: frozenset[Rounding],
+    outputs: Callable[[int], Outputs],
+) -> None:
+    """Start the kernels of a plan, one for each matrix of the tensor; `outputs` gives what is written from a row on."""
     rotation = plan.rotation
     if rotation is not None and rotation.n > MAX_FUSED_HADAMARD:
         signs = None if plan.signs is None else drawn_signs(rotation.n, plan.signs, plan.step)
@@ -58,15 +82,43 @@ def quantize(
     how = _treatment(x, plan, rotation, output, native)
     random = randomness(plan, rotation)
     for m in matrices(x, plan.axis, joined=_rows_are_even(plan)):
-        words, scales = out.words, out.scales
-        if m.first_row:
-            words, scales = words[m.first_row :], scales[m.first_row :]
         arguments = random.from_row(_global_row(plan, m.first_row))
         if m.reads_words() and m.tensor.shape[1] == plan.length:
-            launch_rows(m, words, scales, how, arguments, one_row=_is_whole(plan))
+            launch_rows(m, outputs(m.first_row), how, arguments, one_row=_is_whole(plan))
         else:
-            launch_columns(m, words, scales, how, arguments, plan.length)
-    return out
+            launch_columns(m, outputs(m.first_row), how, arguments, plan.length)
+
+
+def plan_tensor_scale(
+    x: torch.Tensor, plan: QuantPlan, placement: Placement
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a tensor's largest finite magnitude and its scale, as `mxref.quantization.plan_tensor_scale` does.
+
+    An amax that is given is read, which waits for the device, unless a graph is captured.
+
+    Raises:
+        ShapeError, RecipeError: as there.
+        UnsupportedError: the amax lies on another device than the tensor, or the tensor where no kernels run.
+    """
+    amax = placement.amax
+    if amax is None:
+        require_whole(plan)
+        check_device(x)
+        check_step(plan, x.device)
+        word = torch.zeros(1, dtype=torch.int32, device=x.device)
+        if x.numel():
+            _launch(x, plan, Output.AMAX, frozenset(), lambda row: Outputs(word))
+        amax = word.view(torch.float32)
+    else:
+        check_device(amax)
+        if x.device not in (amax.device, torch.device("meta")):
+            raise UnsupportedError(
+                f"backend 'triton' reads placement.amax where the input lies, got {amax.device} for an input on "
+                f"{x.device}; move it: amax.to({str(x.device)!r})"
+            )
+        if INTERPRETED or not torch.cuda.is_current_stream_capturing():
+            require_magnitude(float(amax))
+    return amax, tensor_scale(amax, plan.format)
 
 
 def quantize_dual(
@@ -93,7 +145,7 @@ def quantize_dual(
         check_step(plan, x.device)
     outs = Storage(row, x.device, output), Storage(column, x.device, output)
     arguments = [
-        (out.words, out.scales, randomness(plan, plan.rotation).from_row(_global_row(plan, 0)))
+        (out.from_row(0), randomness(plan, plan.rotation).from_row(_global_row(plan, 0)))
         for out, plan in zip(outs, (row, column), strict=True)
     ]
     hows = (
@@ -116,10 +168,12 @@ def padded(x: torch.Tensor, plan: QuantPlan) -> torch.Tensor:
 def _treatment(
     x: torch.Tensor, plan: QuantPlan, rotation: Rotation | None, output: Output, native: frozenset[Rounding]
 ) -> Treatment:
+    # Nothing else of the spec decides amax, so its kernels are few.
+    spec = OperandSpec(plan.format) if output is Output.AMAX else plan.spec
     n = rotation.n if rotation else 0
     drawn = rotation is not None and plan.signs is not None
     return treatment(
-        plan.spec, dtype_name(x), n, drawn or bool(rotation and rotation.signs), output,
+        spec, dtype_name(x), n, drawn or bool(rotation and rotation.signs), output,
         native=native, packed=packs_bfloat16(x.device),
         late=plan.step is not None and (drawn or plan.stream is not None), drawn=drawn, narrow=has_narrow_calls(plan),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mxref_triton.lane.random import at_step
+from mxref_triton.lane.random import given
 from mxref_triton.lane.registers import tile_index
 from mxref_triton.quantizer.column import column_units
 from mxref_triton.quantizer.row import row_units
@@ -27,7 +27,7 @@ from mxref_triton.quantizer.row import row_units
     ]
 )  # fmt: skip
 def quantize_both(
-    x, row_codes, row_scales, column_codes, column_scales,
+    x, row_codes, row_scales, row_tensor, column_codes, column_scales, column_tensor,
     rows, columns, stride,
     row_signs_low, row_signs_high, row_group, row_groups,
     row_seed_low, row_seed_high, row_stream_low, row_stream_high,
@@ -38,30 +38,30 @@ def quantize_both(
 ):  # fmt: skip
     """Quantize ROWS x COLUMNS elements per program.
 
-    Args as in `row_units` and `column_units`; `stride` counts elements, R and C are the two treatments.
+    Args as in `row_units`, `column_units` and `given`; `stride` counts elements, R and C are the two treatments.
     """
     down, across = tile_index(BAND)
     row = down * ROWS
     column = across * COLUMNS
-    row_signs_low, row_signs_high, row_key = at_step(
-        row_signs_low, row_signs_high, row_seed_low, row_seed_high, row_stream_low, row_stream_high, R
-    )
+    shared = given(
+        row_signs_low, row_signs_high, row_seed_low, row_seed_high, row_stream_low, row_stream_high, row_tensor, R
+    )  # fmt: skip
     PER_WORD: tl.constexpr = R.unit // R.words_in
     row_units(
         x.to(tl.pointer_type(tl.int32)), row_codes, row_scales,
         row, column // R.unit, rows, columns // R.unit, stride // PER_WORD,
-        row_signs_low, row_signs_high, row_group, row_groups, row_key,
+        row_group, row_groups, shared,
         R, ROWS, COLUMNS // R.unit, MASKED, WIDE,
     )  # fmt: skip
-    column_signs_low, column_signs_high, column_key = at_step(
+    shared = given(
         column_signs_low, column_signs_high, column_seed_low, column_seed_high,
-        column_stream_low, column_stream_high, C,
+        column_stream_low, column_stream_high, column_tensor, C,
     )  # fmt: skip
     TOGETHER: tl.constexpr = 2 if C.two_lines else 1
     x = x.to(tl.pointer_type(tl.int32 if C.kind == "float32" or C.two_lines else tl.int16))
     column_units(
         x, column_codes, column_scales,
         column, row // C.unit, columns, rows // C.unit, rows, 1, stride // TOGETHER,
-        column_signs_low, column_signs_high, column_group, column_groups, column_key,
+        column_group, column_groups, shared,
         C, COLUMNS, ROWS // C.unit, STEP // TOGETHER, TOGETHER, VECTOR, MASKED, False, WIDE,
     )  # fmt: skip

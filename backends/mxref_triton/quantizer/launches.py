@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,10 +13,11 @@ from mxref_triton.quantizer.dual import quantize_both
 from mxref_triton.quantizer.inputs import Matrix
 from mxref_triton.quantizer.row import quantize_rows
 
-_SQUARE_ROWS = 32
-"""Rows of a 32x32 block."""
 _WIDE_OFFSET = 1 << 31
 _LARGE = 1 << 22
+
+_ELEMENTS = 32
+"""Elements that are next to each other in the work of a thread, where units are not longer."""
 
 COLUMN_UNITS_ASIDE = 4
 """Units of a line that a program covers: side by side they fill sectors of the transposed output."""
@@ -25,16 +26,26 @@ _WIDEST_BAND = 32
 """Tiles that programs go across before they go down."""
 
 
+class Outputs(NamedTuple):
+    """What kernels write, and the scale that is above what they write."""
+
+    words: torch.Tensor
+    """Contiguous int32 [rows, words]; or [1], whose word becomes the bits of amax where that is larger."""
+    scales: torch.Tensor | None = None
+    """Contiguous uint8 [rows, blocks], unless none are written."""
+    tensor: torch.Tensor | None = None
+    """The scale of the tensor, float32 [1]."""
+
+
 def launch_rows(
-    m: Matrix, words: torch.Tensor, scales: torch.Tensor | None, how: Treatment, random: tuple[int, ...],
+    m: Matrix, out: Outputs, how: Treatment, random: tuple[int, ...],
     one_row: bool,
 ) -> None:  # fmt: skip
     """Quantize a matrix whose rows are read as words.
 
     Args:
         m: the matrix, its rows whole units.
-        words: contiguous int32 [rows, words] to write.
-        scales: contiguous uint8 [rows, blocks] to write, unless none are.
+        out: what is written.
         how: the treatment.
         random: arguments from `signs_low` to `stream_high`.
         one_row: whether a contiguous matrix may be read as one row: nothing depends on where rows end.
@@ -45,35 +56,33 @@ def launch_rows(
         rows, units = 1, rows * units
     # With twice as many, a wavefront of gfx950 would leave registers for only one other.
     size = _units(how, (1 if how.random_bits else 2) * (1 if torch.version.hip else 2))
-    across = power_of_two_from(units, size // _SQUARE_ROWS if how.square else size)
-    down = max(power_of_two_from(rows, size // across), _SQUARE_ROWS if how.square else 1)
+    across = power_of_two_from(units, size // max(how.tile, 1))
+    down = max(power_of_two_from(rows, size // across), how.tile)
     stride = m.stride * how.words_in // how.unit
     tiles_down, tiles_across = tiles_of(rows, down), tiles_of(units, across)
     launch(
         quantize_rows, (tiles_across,) if flat else (tiles_down, tiles_across),
-        m.tensor, words, scales, rows, units, stride, *random,
+        m.tensor, *out, rows, units, stride, *random,
         P=how, ROWS=down, UNITS=across, BAND=0 if flat else 1, MASKED=bool(rows % down or units % across),
         WIDE=(down - 1) * max(abs(stride), units * how.words_out) >= _WIDE_OFFSET - units * how.words_in,
     )  # fmt: skip
 
 
 def launch_columns(
-    m: Matrix, words: torch.Tensor, scales: torch.Tensor | None, how: Treatment, random: tuple[int, ...],
+    m: Matrix, out: Outputs, how: Treatment, random: tuple[int, ...],
     length: int,
 ) -> None:  # fmt: skip
     """Quantize a matrix of any strides, its rows padded with zeros to `length`; the rest as in `launch_rows`."""
     lines, units = m.rows, length // how.unit
     aside = power_of_two_from(units, COLUMN_UNITS_ASIDE)
-    tile = power_of_two_from(lines, _units(how, 1 if how.random_bits else 2) // aside)
-    if how.square:
-        tile = max(tile, _SQUARE_ROWS)
+    tile = max(power_of_two_from(lines, _units(how, 1 if how.random_bits else 2) // aside), how.tile)
     is_padded = m.tensor.shape[1] != length
     together = 2 if how.two_lines and tile > 1 and m.reads_words_across() else 1
     tiles_down, tiles_across = tiles_of(units, aside), tiles_of(lines, tile)
     band = _band(tiles_across)
     launch(
         quantize_columns, (tiles_down * band, tiles_across // band),
-        m.tensor, words, scales, lines, units, m.tensor.shape[1], m.stride, m.step // together, *random,
+        m.tensor, *out, lines, units, m.tensor.shape[1], m.stride, m.step // together, *random,
         P=how, LINES=tile, UNITS=aside, BAND=band, STEP=_constant_step(m) // together, TOGETHER=together,
         VECTOR=_vector(tile * aside // together, WARPS) if m.stride == 1 else 1,
         MASKED=bool(is_padded or lines % tile or units % aside), PADDED=is_padded,
@@ -82,13 +91,16 @@ def launch_columns(
 
 
 def launch_both(
-    m: Matrix, row: tuple[Any, ...], column: tuple[Any, ...], hows: tuple[Treatment, Treatment]
+    m: Matrix,
+    row: tuple[Outputs, tuple[Any, ...]],
+    column: tuple[Outputs, tuple[Any, ...]],
+    hows: tuple[Treatment, Treatment],
 ) -> None:
     """Quantize a matrix in both orientations.
 
     Args:
         m: the matrix, both axes whole units, its rows read as words.
-        row: words, scales, and arguments from `signs_low` to `stream_high`, for the row-wise output.
+        row: outputs, and arguments from `signs_low` to `stream_high`, for the row-wise ones.
         column: the same for the column-wise one.
         hows: both treatments.
     """
@@ -102,7 +114,7 @@ def launch_both(
     band = _band(tiles_across)
     launch(
         quantize_both, (tiles_down * band, tiles_across // band),
-        m.tensor, *row[:2], *column[:2], rows, columns, m.stride, *row[2], *column[2],
+        m.tensor, *row[0], *column[0], rows, columns, m.stride, *row[1], *column[1],
         num_warps=warps, R=hows[0], C=hows[1], ROWS=tile_rows, COLUMNS=tile_columns, BAND=band,
         STEP=_constant_step(Matrix(m.tensor.T, 0)),
         VECTOR=_vector(tile_rows // hows[1].unit * tile_columns // (2 if hows[1].two_lines else 1), warps),
@@ -112,13 +124,13 @@ def launch_both(
 
 
 def _units(how: Treatment, per_thread: int) -> int:
-    """Return the units of a program: `per_thread` for each thread, fewer if units are long."""
+    """Return the units of a program: `per_thread` times `_ELEMENTS` elements, or one unit, for each thread."""
     if INTERPRETED:
         return 1 << 12  # its cost is per program
     if how.output is Output.TRANSFORMED:
         per_thread = 1
-    elif how.unit > how.k:
-        per_thread = max(1, per_thread // 2)
+    elif how.unit > _ELEMENTS or not how.tile:  # of short units in tiles more would take all registers
+        per_thread = max(1, per_thread * _ELEMENTS // how.unit)
     return per_thread * WARPS * WARP
 
 

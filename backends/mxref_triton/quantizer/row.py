@@ -1,7 +1,7 @@
 """Row-wise quantization: the block axis is contiguous, and each thread reads the whole of its own units.
 
-Thread t of a program owns unit t: it reads the 64 bytes of 32 bfloat16 elements as four vectors of 16 bytes, and
-writes 16 bytes of codes and one scale byte, next to those of threads t - 1 and t + 1. The lines of memory that the
+Thread t of a program owns unit t: of MXFP4 it reads the 64 bytes of 32 bfloat16 elements as four vectors of 16 bytes,
+and writes 16 bytes of codes and one scale byte, next to those of threads t - 1 and t + 1. The lines of memory that the
 threads of a warp touch with one vector are read again from the first-level cache with the next one.
 """
 
@@ -13,34 +13,34 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mxref_triton.lane.random import at_step, first_call
-from mxref_triton.lane.registers import load_words, store_unit, tile_index
+from mxref_triton.lane.random import first_call, given
+from mxref_triton.lane.registers import load_words, store_largest, store_unit, tile_index
+from mxref_triton.lane.treatment import Output
 from mxref_triton.lane.unit import encode_words
+
+_AMAX = tl.constexpr(Output.AMAX.value)
 
 
 @triton.jit
 def row_units(
     x, codes, scales,
-    row, unit, rows, units, stride,
-    signs_low, signs_high, group, groups, key,
+    row, unit, rows, units, stride, group, groups, shared,
     P: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, MASKED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Quantize ROWS x UNITS units, a multiple of the program's threads.
 
     Args:
         x: int32 pointer to the elements, the block axis contiguous and `stride` words between rows.
-        codes: int32 pointer to packed codes, or to bfloat16 values, [rows, units].
+        codes: int32 pointer to packed codes, or to bfloat16 values, [rows, units]; or to the one word of amax.
         scales: uint8 pointer to scale codes, [rows, units].
         row: first row, an int64 scalar.
         unit: first unit of each row, an int64 scalar.
         rows: number of rows of the whole.
         units: units per row of the whole.
         stride: see x.
-        signs_low: bits 0 to 31 of the signs before the Hadamard transform.
-        signs_high: bits 32 to 63.
         group: number of the first Philox call of row 0.
         groups: calls per row.
-        key: seed and stream, four words.
+        shared: from `given`.
         P: the treatment.
         ROWS: see above.
         UNITS: see above.
@@ -63,8 +63,11 @@ def row_units(
     first = None
     if P.random_bits:
         first = first_call(row + r, unit + u, group, groups, P)
-    out, stored = encode_words(words, signs_low, signs_high, first, key, P, ROWS, UNITS)
-    store_unit(codes + (row * units + unit) * OUT, (r * units + u) * OUT, mask, out, OUT, VECTOR)
+    out, stored = encode_words(words, first, shared, P, ROWS, UNITS)
+    if P.output == _AMAX:
+        store_largest(codes, out)
+    else:
+        store_unit(codes + (row * units + unit) * OUT, (r * units + u) * OUT, mask, out, OUT, VECTOR)
     for block in tl.static_range(len(stored)):
         target = scales + (row * units + unit) * BLOCKS + ((r * units + u) * BLOCKS + block)
         tl.store(target, stored[block], mask=mask)
@@ -76,20 +79,18 @@ def row_units(
     ]
 )  # fmt: skip
 def quantize_rows(
-    x, codes, scales,
+    x, codes, scales, tensor,
     rows, units, stride,
     signs_low, signs_high, group, groups, seed_low, seed_high, stream_low, stream_high,
     P: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, BAND: tl.constexpr,
     MASKED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Quantize a matrix, ROWS x UNITS units per program; arguments as in `row_units`, x in its own type."""
+    """Quantize a matrix, ROWS x UNITS units per program; arguments as in `row_units` and `given`, x of any type."""
     down, across = tile_index(BAND)
     row = down * ROWS
     unit = across * UNITS
-    signs_low, signs_high, key = at_step(
-        signs_low, signs_high, seed_low, seed_high, stream_low, stream_high, P
-    )
+    shared = given(signs_low, signs_high, seed_low, seed_high, stream_low, stream_high, tensor, P)
     row_units(
-        x.to(tl.pointer_type(tl.int32)), codes, scales, row, unit, rows, units, stride,
-        signs_low, signs_high, group, groups, key, P, ROWS, UNITS, MASKED, WIDE,
+        x.to(tl.pointer_type(tl.int32)), codes, scales, row, unit, rows, units, stride, group, groups, shared,
+        P, ROWS, UNITS, MASKED, WIDE,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from mxref.steps.hadamard import Rotation, norm_factor
 from mxref_triton.lane.treatment import MAX_FUSED_HADAMARD, Output, treatment
 from mxref_triton.launch import check_device, signed_word
 from mxref_triton.quantizer.inputs import matrices
-from mxref_triton.quantizer.launches import launch_columns, launch_rows
+from mxref_triton.quantizer.launches import Outputs, launch_columns, launch_rows
 from mxref_triton.quantizer.signs import given_signs
 
 
@@ -49,9 +49,9 @@ def _short(x: torch.Tensor, rotation: Rotation, axis: int, norm: float) -> torch
         for m in matrices(x, axis):
             words = rows[m.first_row :]
             if m.reads_words() and how.words_in:
-                launch_rows(m, words, None, how, arguments, one_row=True)
+                launch_rows(m, Outputs(words), how, arguments, one_row=True)
             else:
-                launch_columns(m, words, None, how, arguments, m.tensor.shape[1])
+                launch_columns(m, Outputs(words), how, arguments, m.tensor.shape[1])
     return out.movedim(-1, axis)
 
 

@@ -22,11 +22,11 @@ from mxref_triton.lane.treatment import Output, treatment
 
 @pytest.mark.parametrize("name", names(RECIPES))
 def test_every_shipped_recipe_works_as_it_is(name):
-    """NVFP4 is refused by name."""
+    """The choice of four over six is refused by name."""
     backend = ReferenceBackend()
     backend.capabilities = TritonBackend.capabilities
     refused = (
-        pytest.raises(UnsupportedError, match="nvfp4") if name in ("nvfp4", "nvfp4_4over6") else nullcontext()
+        pytest.raises(UnsupportedError, match="four_over_six") if name == "nvfp4_4over6" else nullcontext()
     )
     with refused:
         for own in load_recipe(name).treatments():
