@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from differential import bits_of
 from mxref.backend import Backend
 from mxref.mxarray import MXArray, PreparedArray
+from mxref.placement import Placement
 from mxref.plan import QuantPlan
 from mxref.recipe import GemmProfile
 from mxref.steps.hadamard import Rotation
@@ -43,6 +44,10 @@ class EveryPath(Backend):
             same = map(np.array_equal, _bits(found), _bits(result))
             assert all(same), f"{operation} on {other.path} differs from {first.path}"
         return result
+
+    def _tensor_scale(self, x: NDArray[Any], plan: QuantPlan, placement: Placement) -> tuple[Any, Any]:
+        found: tuple[Any, Any] = self._common("_tensor_scale", x, plan, placement)
+        return found
 
     def _quantize(self, x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         found: tuple[NDArray[np.uint8], NDArray[np.uint8]] = self._common("_quantize", x, plan)

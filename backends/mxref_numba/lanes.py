@@ -125,6 +125,10 @@ class Lanes:
         """Return, of each pair of bytes, the sum of both times their weights: int16."""
         return self._instructions.pairs_summed(self, weights)
 
+    def raised(self) -> Lanes:
+        """Return eight float64, not negative, as the nearest float32 that are not below."""
+        return self._instructions.raised(self)
+
     def at(self, index: Lanes) -> Lanes:
         """Return, for each int32 modulo the number of lanes, one of these float32 lanes."""
         return self._instructions.permuted(self, index)
@@ -172,6 +176,10 @@ class Instructions:
         """Return, for each int32 modulo 16, one of sixteen float32, of which the last eight are minus the first."""
         raise NotImplementedError
 
+    def raised(self, v: Lanes) -> Lanes:
+        """Return eight float64, not negative, as the nearest float32 that are not below."""
+        raise NotImplementedError
+
     def permuted(self, values: Lanes, index: Lanes) -> Lanes:
         """Return, for each int32 modulo the number of lanes, one of float32 lanes."""
         return named(self._permute, values.value.type, values, index.value)
@@ -207,6 +215,14 @@ class Avx512(Instructions):
         """Look codes up in one vector that holds the whole table."""
         return self.permuted(codes.like(table), codes)
 
+    def raised(self, v: Lanes) -> Lanes:
+        """Convert with the rounding in the instruction."""
+        made, upward, all_lanes = ir.VectorType(F32, v.count), 0b1010, 0xFF
+        return named(
+            "x86.avx512.mask.cvtpd2ps.512", made, v, ir.Constant(made, ir.Undefined),
+            ir.Constant(I8, all_lanes), ir.Constant(I32, upward),
+        )  # fmt: skip
+
 
 class Avx2(Instructions):
     """AVX2, FMA and F16C: the level x86-64-v3."""
@@ -220,6 +236,12 @@ class Avx2(Instructions):
         magnitude = (v.cast(I32) & MAGNITUDE).cast(v.element)
         smaller = magnitude.builder.fcmp_ordered("<", magnitude.value, limit.value)
         return Lanes(v.builder, smaller).choose(magnitude, limit)
+
+    def raised(self, v: Lanes) -> Lanes:
+        """Convert to the nearest, and take the next one where that is below."""
+        near = v.convert("fptrunc", F32)
+        below = near.convert("fpext", F64).ordered("<", v).convert("zext", I32)
+        return (near.cast(I32) + below).cast(F32)
 
     def look_up(self, table: tuple[float, ...], codes: Lanes) -> Lanes:
         """Look codes 0 to 7 up in one vector, and take bit 3 of the code as the sign."""

@@ -51,6 +51,7 @@ def _numbers(_context: Any, _parameter: Any, text: str) -> list[int]:
 @click.option("--threads", default="1,2", callback=_numbers, help="Numbers of threads.")
 @click.option("--seconds", default=0.8, show_default=True, help="Time for each row.")
 @click.option("--peers/--no-peers", default=True, help="Time other packages too.")
+@click.option("--formats", is_flag=True, help="NVFP4 and MXFP6 alone, 4096 x 4096, no GEMMs.")
 @click.option("--backend", "name", default="numba", show_default=True)
 @click.option("--json", "out", type=click.Path(path_type=Path), default=ROOT / "runs/bench_cpu.json")
 @click.option(
@@ -59,13 +60,15 @@ def _numbers(_context: Any, _parameter: Any, text: str) -> list[int]:
 @click.option("--worker", hidden=True, type=click.Path(path_type=Path))
 def main(
     quick: bool, sizes: list[int], gemm_sizes: list[int], threads: list[int], seconds: float, peers: bool,
-    name: str, out: Path, record: bool, worker: Path | None,
+    formats: bool, name: str, out: Path, record: bool, worker: Path | None,
 ) -> None:  # fmt: skip
     if quick:
         sizes, gemm_sizes, threads, seconds, peers = [1024, 2048], [1024], [1], 0.2, False
+    if formats:
+        sizes, gemm_sizes, threads, peers = [COMPARED_SIZE], [], [1], False
     if worker:
         try:
-            found = list(_work(name, peers, sizes, gemm_sizes, threads[0], seconds))
+            found = list(_work(name, peers, sizes, gemm_sizes, threads[0], seconds, formats))
         except MxrefError as err:
             raise click.ClickException(str(err)) from None
         worker.write_text(json.dumps(found), encoding="utf-8")
@@ -82,15 +85,18 @@ def main(
         "machine": here,
         "backend": name,
         "quick": quick,
+        "formats": formats,
         "absent_peers": machine.ABSENT_PEERS,
         "rows": [],
     }
     for count in threads:
-        arguments = [f"--sizes={_list(sizes)}", f"--gemm-sizes={_list(gemm_sizes)}", f"--seconds={seconds}"]
+        arguments = [f"--sizes={_list(sizes)}", f"--seconds={seconds}"]
+        arguments += [f"--gemm-sizes={_list(gemm_sizes)}"] * bool(gemm_sizes)
         arguments += [
             f"--threads={count}",
             f"--backend={name}",
             "--peers" if peers and count == 1 else "--no-peers",
+            *["--formats"] * formats,
         ]
         results["rows"] += _in_process(count, arguments)
         click.echo(f"{count} thread{'s'[: count != 1]}: {time.perf_counter() - start:.0f} s", err=True)
@@ -125,7 +131,13 @@ def _in_process(threads: int, arguments: list[str]) -> list[dict[str, Any]]:
 
 
 def _work(
-    name: str, peers: bool, sizes: list[int], gemm_sizes: list[int], threads: int, seconds: float
+    name: str,
+    peers: bool,
+    sizes: list[int],
+    gemm_sizes: list[int],
+    threads: int,
+    seconds: float,
+    formats: bool,
 ) -> Iterator[dict[str, Any]]:
     from bench import operations, products
 
@@ -136,7 +148,7 @@ def _work(
         for b in backends:
             whole = b is backend
             for size in sizes if whole else [compared] * (threads == 1):
-                yield from _on_path(b, "operation", operations.measure(b, size, seconds, threads))
+                yield from _on_path(b, "operation", operations.measure(b, size, seconds, threads, formats))
             for size in gemm_sizes:
                 if whole or (threads == 1 and size <= SLOWER_GEMM_SIZE):
                     rows = products.measure(b, size, seconds, threads)
@@ -147,7 +159,7 @@ def _work(
         from bench import packages
 
         yield from _tagged("peer", packages.measure(backend, compared, seconds, threads))
-    if threads == 1:
+    if threads == 1 and not formats:
         yield from _calls(name, backend, processes=5 if seconds >= SHORT else 1)
 
 

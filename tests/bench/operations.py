@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 import mxref
+from bench.goals import SMALLER
 from bench.timing import Timing, in_turns
 from mxref import Backend, MXArray, OperandSpec, Stream
 from mxref.formats import MXFP4, MXFP6_E2M3, MXFP6_E3M2, MXFP8_E4M3, MXFP8_E5M2, NVFP4, BlockFormat
@@ -153,8 +154,10 @@ def inputs(size: int) -> dict[str, Matrix]:
     return {"float32": x, "bfloat16": x.astype(ml_dtypes.bfloat16)}
 
 
-def measure(backend: Backend, size: int, seconds: float, threads: int) -> Iterator[dict[str, Any]]:
-    """Yield a row for every operation, each timed for about so many seconds.
+def measure(
+    backend: Backend, size: int, seconds: float, threads: int, formats: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for every operation, or those of the formats in `SMALLER`, each timed for about so many seconds.
 
     Raises:
         BitsDiffer: a result that is not the reference's.
@@ -166,6 +169,8 @@ def measure(backend: Backend, size: int, seconds: float, threads: int) -> Iterat
         for made in {operation.reads for operation in OPERATIONS}
     }
     for operation in OPERATIONS:
+        if formats and not any(title in operation.label for title in SMALLER):
+            continue
         x, quantized = matrices[operation.dtype], stored[operation.reads]
         result = operation.run(backend, x, quantized)
         check_bits(backend.name, operation, result, x)
@@ -177,7 +182,8 @@ def measure(backend: Backend, size: int, seconds: float, threads: int) -> Iterat
             lambda s=source, t=target: np.copyto(t, s),
         )
         yield _row(operation.label, backend.name, size, threads, source.nbytes, ours, copy, operation.copies)
-    yield from _casts(matrices["float32"], seconds, threads)
+    if not formats:
+        yield from _casts(matrices["float32"], seconds, threads)
 
 
 def _casts(x: Matrix, seconds: float, threads: int) -> Iterator[dict[str, Any]]:

@@ -209,9 +209,7 @@ def thresholds(builder: ir.IRBuilder, divisor: Any) -> Lanes:
     """
     starts = constant(builder, F64, [0.0, *_STARTS])
     real = broadcast(builder, F64, starts.count, divisor) * starts
-    near = real.convert("fptrunc", F32)
-    up = near.convert("fpext", F64).ordered("<", real).convert("zext", I32)
-    return (near.cast(I32) + up).cast(F32).pick([*range(starts.count)] * (lanes_of(builder) // starts.count))
+    return real.raised().pick([*range(starts.count)] * (lanes_of(builder) // starts.count))
 
 
 def round_between(x: Lanes, starts: Lanes) -> Lanes:

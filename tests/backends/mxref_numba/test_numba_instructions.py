@@ -24,6 +24,7 @@ from mxref_numba.gemm.packed_panels import BytePairs, Dots, Vnni
 from mxref_numba.kernels import KERNELS, address_of
 from mxref_numba.lanes import (
     F32,
+    F64,
     I8,
     I16,
     I32,
@@ -58,6 +59,10 @@ SHORTS = RNG.integers(0, 65536, 32, np.int32)
 BYTES = RNG.integers(0, 256, 64).astype(np.int16)
 NIBBLES = RNG.integers(0, 256, 128, np.uint8)
 CODES = np.arange(-16, 16, dtype=np.int32)[RNG.permutation(32)]
+DOUBLES = np.array(
+    [1 + 2.0**-30, 1 - 2.0**-30, 2.0**-149 / 3, 2.0**-126 * (1 - 2.0**-30), 0, np.inf, 3.4e38, 1e300]
+)
+"""Those of a half are beside float32, on either side, and beside subnormal ones."""
 A, B = RNG.integers(0, 25, 64, np.uint8), RNG.integers(-12, 13, 64).astype(np.int8)
 
 
@@ -89,6 +94,18 @@ def _two_steps(target: Target, dots: Dots, a: Lanes, b: Lanes) -> Lanes:
     return dots.total(dots.add(dots.add(None, starts, left, right), starts, left, right), starts)
 
 
+def _eight(a: Lanes) -> Lanes:
+    return a if a.count == 8 else a.pick([*range(4), *range(4)])
+
+
+def _raised(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    eight = np.resize(a, 8)
+    with np.errstate(over="ignore"):
+        near = eight.astype(np.float32)
+    up = np.where(near < eight, np.nextafter(near, np.float32(np.inf)), near)
+    return np.resize(up, 2 * a.size)
+
+
 OPERATIONS = {
     "at_most": Operation(
         lambda t, _, a, b: t.instructions.at_most(a, a.like([LIMIT] * a.count)),
@@ -109,6 +126,14 @@ OPERATIONS = {
     "look_up": Operation(
         lambda t, _, a, b: t.instructions.look_up(TABLE, a),
         I32, (CODES, CODES), lambda a, b: np.array(TABLE, np.float32)[a & 15],
+    ),
+    "raised": Operation(
+        lambda t, _, a, b: _eight(a).raised().pick([*range(8)] * (a.count // 4)),
+        F64, (DOUBLES, DOUBLES), _raised,
+    ),
+    "permuted": Operation(
+        lambda t, _, a, b: a.convert("sitofp", F32).at(a),
+        I32, (CODES, CODES), lambda a, b: a[a % a.size].astype(np.float32),
     ),
     "dots": Operation(_two_steps, I8, (A, B), _dots),
 }  # fmt: skip
@@ -153,6 +178,16 @@ class _BytesSigned(Avx2):
         return named(self._pairs, ir.VectorType(I16, v.count // 2), weighted, v.value)
 
 
+class _ToNearest(Avx2):
+    def raised(self, v: Lanes) -> Lanes:
+        return v.convert("fptrunc", F32)
+
+
+class _FromTheEnd(Avx2):
+    def permuted(self, values: Lanes, index: Lanes) -> Lanes:
+        return super().permuted(values, index ^ 7)
+
+
 class _NoSign(Avx2):
     def look_up(self, table: tuple[float, ...], codes: Lanes) -> Lanes:
         values = codes.like(table[:8])
@@ -185,6 +220,8 @@ FAULTS = {
     "narrowed to 8 bits": [_NarrowedOutOfTurn, _NarrowedSigned],
     "pairs_summed": [_WeightsSwapped, _BytesSigned],
     "look_up": [_NoSign, _OtherHalf],
+    "raised": [_ToNearest],
+    "permuted": [_FromTheEnd],
     "dots": [_NoStarts, _OperandsSwapped, _FirstStepOnly],
 }
 DOTS = {KernelPath.AVX2: BytePairs, KernelPath.AVX512: Vnni}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +13,20 @@ from numpy.typing import NDArray
 
 pytest.importorskip("numba")
 
+from numba.core import types
+from numba.core.caching import NullCache
+
 from every_path import EveryPath
 from mxref import BlockShape, FourOverSix, OperandSpec, Rounding, Stream, get_backend
 from mxref.formats import NVFP4
 from mxref.placement import Placement
 from mxref.steps.random import random_integers
 from mxref.steps.rounding import MAX_SR_BITS
+from mxref_numba.kernels import KERNELS, address_of
+from mxref_numba.lanes import F32, F64, broadcast, load, vector_code
+from mxref_numba.path import available
+from mxref_numba.vector.block_lanes import line
+from mxref_numba.vector.target import TARGETS, VectorNative
 
 REFERENCE = get_backend("reference")
 STREAM = Stream(seed=0x1234567, step=3, layer=5, operand=1)
@@ -158,3 +167,41 @@ def test_four_over_six(kernels: EveryPath, by: FourOverSix, block: BlockShape) -
         for q, axis in zip(kernels.quantize_dual(x, (spec, spec)), (1, 0), strict=True):
             assert q == REFERENCE.quantize(x, spec, axis=axis)
     assert taken > 3
+
+
+def just_below_steps() -> list[tuple[float, float, int]]:
+    """Magnitudes, divisors of 28 bits, and the steps of 2^-23 just above the quotient, by less than 2^-49 of it."""
+    rng, found = np.random.default_rng(5), []
+    while len(found) < 64:
+        d = int(rng.integers(1 << 27, 1 << 28)) | 1
+        for power in (27, 28):
+            for left in range(1, 9):
+                x = -left * pow(1 << power, -1, d) % d
+                if x < 1 << 24 and 1 << 23 <= (n := ((x << power) + left) // d) < 1 << 24:
+                    found.append((float(x), d * 2.0 ** (23 - power), n))
+    return found
+
+
+@pytest.mark.parametrize("path", [each for each in available() if each in TARGETS])
+def test_a_division_knows_quotients_just_below_a_step(path: str) -> None:
+    target, cases = TARGETS[path], just_below_steps()
+
+    @vector_code(types.int64, types.int64, types.int64)
+    def code(builder: Any, x: Any, divisor: Any, out: Any) -> None:
+        factor = broadcast(builder, F64, target.lanes // 2, divisor)
+        line(load(builder, F32, target.lanes, x), factor, divides=True).store(out)
+
+    def applied(x, divisor, out):  # type: ignore[no-untyped-def]
+        code(x, divisor, out)
+
+    native = VectorNative(applied, target)
+    made = native.dispatcher()
+    made._cache = NullCache()
+    KERNELS.remove(made)  # it is none of the package's
+    native.__dict__["compiled"] = made.get_compile_result(types.void(*native.types))
+    call = ctypes.CFUNCTYPE(None, *(ctypes.c_int64,) * 3)(native.address)
+    for x, divisor, step in cases:
+        given, by = np.full(target.lanes, x, np.float32), np.array([divisor])
+        out = np.zeros(target.lanes, np.int32)
+        call(*map(address_of, (given, by, out)))
+        assert (out == step - 1).all(), (x, divisor)
