@@ -12,11 +12,7 @@ if TYPE_CHECKING:
 
 
 def branch_tables(results: dict[str, Any]) -> list[Table]:
-    """Return the differences at the end of the branches, and those of each step.
-
-    Args:
-        results: the content of `branch.json`.
-    """
+    """Return the differences at the end of the branches, and those of each step, from the content of `branch.json`."""
     arms = [arm | {"step": moment["step"]} for moment in results["moments"] for arm in moment["arms"]]
 
     def evaluated(recipe: str, key: str, title: str, form: str) -> Column:

@@ -117,11 +117,7 @@ def ladder_page(results: Results, probe: Results | None = None) -> Page:
 
 
 def write_report(results: Results, folder: Path, probe: Results | None = None) -> tuple[Path, Path]:
-    """Write `report.html` and `report.md` into a folder, and return their paths; arguments as in `ladder_page`.
-
-    Raises:
-        FileFormatError: a file cannot be written; an older one is left as it was.
-    """
+    """Write `report.html` and `report.md` into a folder, as `Page.write` does; arguments as in `ladder_page`."""
     way_out = f"the numbers are in results.json, and 'mxref report {folder}' makes the report again"
     return ladder_page(results, probe).write(folder, NAME, way_out)
 

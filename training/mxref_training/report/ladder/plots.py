@@ -20,7 +20,7 @@ from mxref_training.report.drawing import (
     svg,
     zoom,
 )
-from mxref_training.report.ladder.tables import short_names
+from mxref_training.report.ladder.tables import label_of, short_names
 from mxref_training.report.palette import BAND, COLOURS, GOLD, INK, MUTED, PAPER
 from mxref_training.report.table import written
 
@@ -66,8 +66,7 @@ def curves_svg(results: dict[str, Any]) -> str:
                 textcoords="offset points", color=MUTED, fontsize=8.5, ha="right",
             )  # fmt: skip
         loss.set_title("Validation loss, nats per token")
-        reference = next(arm["label"] for arm in results["arms"] if arm["role"] == "reference")
-        gap.set_title(f"Difference from {reference} at equal tokens")
+        gap.set_title(f"Difference from {label_of(results, 'reference')} at equal tokens")
         if (spread := results["noise"]["loss_spread"]) is not None:
             gap.axhspan(-spread, spread, color=BAND, zorder=0)
         zoom(

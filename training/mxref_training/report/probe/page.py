@@ -34,11 +34,7 @@ Draw = Callable[[Axes, int, Sequence[Row]], None]
 
 
 def write_page(results: Results, folder: Path) -> tuple[Path, Path]:
-    """Write `probe.html` and `probe.md` into a folder, and return their paths.
-
-    Raises:
-        FileFormatError: a file cannot be written; an older one is left as it was.
-    """
+    """Write `probe.html` and `probe.md` into a folder, as `Page.write` does."""
     return probe_page(results).write(folder, NAME, "free some space, or choose another --out")
 
 

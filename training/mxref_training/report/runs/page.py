@@ -55,11 +55,7 @@ _LIMITS: tuple[tuple[str, Callable[[float], float], str], ...] = (
 
 
 def write_page(runs: Sequence[Run], folder: Path) -> tuple[Path, Path]:
-    """Write the page and its Markdown into a folder, and return their paths.
-
-    Raises:
-        FileFormatError: a file cannot be written; an older one is left as it was.
-    """
+    """Write the page and its Markdown into a folder, as `Page.write` does."""
     name = REPORT if len(runs) == 1 else COMPARISON
     return runs_page(runs).write(folder, name, "free some space, or choose another --out")
 
