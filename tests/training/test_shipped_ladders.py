@@ -258,6 +258,7 @@ def test_the_tables_name_all_that_is_shipped() -> None:
     assert set(shipped()) == {
         "annealed",
         "demo",
+        "formats",
         "mx64",
         "mx64_50m",
         "paper",
