@@ -16,6 +16,7 @@ from mxref_training.report.ladder.tables import (
     provenance,
     recipes_table,
     results_table,
+    runs_behind_claims,
     short_names,
 )
 from mxref_training.report.page import Page
@@ -161,16 +162,14 @@ def noise_line(results: Results) -> str:
 def headline(results: Results) -> str:
     """Return the outcome in a few sentences."""
     counts = results["verdicts"]
-    total = sum(counts.values())
+    total, runs, least = sum(counts.values()), runs_behind_claims(results), results["min_runs"]
     said = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
     parts = [f"Of {counted(total, 'claim')}: {said}." if total else "No arm carries a claim."]
-    least = results["min_runs"]
-    runs = max((a["overhead"]["runs"] for a in results["arms"] if a["verdict"] and a["overhead"]), default=0)
     if total and runs < least:
-        stands = "stands" if runs == 1 else "stand"
-        parts.append(
-            f"At most {counted(runs, 'run')} {stands} behind an interval; a verdict needs {least} (--seeds {least})."
-        )
+        parts = [
+            f"No claim is judged: a verdict needs {least} runs of an arm (--seeds {least}), and there "
+            f"{'is' if runs == 1 else 'are'} at most {runs}."
+        ]
     parts.append(counts_line(results))
     of = results["runs"]
     if of["finished"] < of["planned"]:

@@ -53,10 +53,17 @@ def results_table(results: Results) -> Table:
         Column("verdict", of=verdict, left=True),
         Column("reason", of="verdict.reason", left=True),
     )
-    claimed = any(arm["paper"] for arm in results["arms"])
-    return table.without(
-        *([] if second else ["gap_high_precision"]), *([] if claimed else ["paper", "reason"])
-    )
+    left_out = [] if second else ["gap_high_precision"]
+    if not any(arm["paper"] for arm in results["arms"]):
+        left_out += ["paper", "reason"]
+    elif runs_behind_claims(results) < results["min_runs"]:
+        left_out += ["verdict", "reason"]
+    return table.without(*left_out)
+
+
+def runs_behind_claims(results: Results) -> int:
+    """Return the largest number of runs behind the interval of an arm with a claim: below `min_runs` none is judged."""
+    return max((a["overhead"]["runs"] for a in results["arms"] if a["verdict"] and a["overhead"]), default=0)
 
 
 def overhead(arm: Record) -> str:
