@@ -19,12 +19,6 @@ from mxref.errors import BackendError
 from mxref.formats import (
     BLOCK_FORMATS,
     E8M0,
-    MXFP4,
-    MXFP4_E1M2,
-    MXFP6_E2M3,
-    MXFP6_E3M2,
-    MXFP8_E4M3,
-    MXFP8_E5M2,
     UE4M3,
     UE5M3,
     BlockFormat,
@@ -45,24 +39,18 @@ from mxref_triton.products.bounded import (
     MAX_SCALES,
     BoundedWay,
     RangeFlag,
-    add_by_mfma,
+    add_product,
     bounded_way,
     check_same_device,
     prepared_layout,
     scaled_gemm,
 )
 from mxref_triton.products.matrix_cores import TUNES
-from mxref_triton.products.ordered import sums_in_float32
+from mxref_triton.products.ordered import multiplies, sums_in_float32
 from mxref_triton.quantizer.decode import dequantize
 from mxref_triton.quantizer.dispatch import plan_tensor_scale, quantize, quantize_dual
 from mxref_triton.quantizer.native import native_roundings
 from mxref_triton.quantizer.transform import hadamard
-
-_SHORT = frozenset({MXFP4, MXFP4_E1M2, MXFP6_E2M3, MXFP6_E3M2})
-_OF_MATRIX_CORES = frozenset({MXFP4, MXFP8_E4M3, MXFP8_E5M2})
-"""Formats that Triton multiplies by gfx950's scaled matrix instruction."""
-BOUNDED_FORMATS = _SHORT | _OF_MATRIX_CORES
-_ORDERED = every_gemm({GemmProfile.ORDERED}, BLOCK_FORMATS.values())
 
 
 def _quantizes(made: BlockFormat) -> bool:
@@ -92,7 +80,11 @@ class TritonBackend(Backend):
         scale_rules=frozenset(ScaleRule),
         scale_thresholds=True,
         blocks=frozenset(shape for made in FORMATS for shape in (made.row, made.tile)),
-        gemms=_ORDERED | every_gemm({GemmProfile.BOUNDED}, BOUNDED_FORMATS),
+        gemms=frozenset(
+            gemm
+            for gemm in every_gemm({GemmProfile.ORDERED, GemmProfile.BOUNDED}, BLOCK_FORMATS.values())
+            if multiplies(*gemm[1:])
+        ),
         devices=frozenset({DEVICE}),
         arrays="torch",
         device_steps=True,
@@ -113,8 +105,6 @@ class TritonBackend(Backend):
         caps = replace(
             type(self).capabilities, bounded_class=CLASSES[self._way], bounded_max_scale=MAX_SCALES[self._way]
         )
-        if self._way is BoundedWay.MFMA:
-            caps = replace(caps, gemms=_ORDERED | every_gemm({GemmProfile.BOUNDED}, _OF_MATRIX_CORES))
         self.capabilities = caps
 
     @property
@@ -196,9 +186,8 @@ class TritonBackend(Backend):
 
     def _add_product(self, a: MXArray, b: MXArray, onto: torch.Tensor, profile: GemmProfile) -> None:
         check_same_device(onto, a)
-        if profile is GemmProfile.BOUNDED and self._way is BoundedWay.MFMA and not self._widened:
-            add_by_mfma(a, b, onto, self._flag)
-        else:
+        in_place = profile is GemmProfile.BOUNDED and not self._widened
+        if not (in_place and add_product(a, b, onto, self._way, self._flag, self.name)):
             super()._add_product(a, b, onto, profile)
 
     def _prepare(self, q: MXArray, profile: GemmProfile) -> tuple[torch.Tensor, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,16 @@ WARP = 64 if torch.version.hip else 32
 
 WARPS = 4
 """Warps of a program that does not ask for another number."""
+
+
+@cache
+def is_hopper(device: torch.device) -> bool:
+    """Return whether a device is a GPU of compute capability 9.0."""
+    return (
+        device.type == "cuda"
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(device) == (9, 0)
+    )
 
 
 def check_device(x: torch.Tensor) -> None:

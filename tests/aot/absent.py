@@ -33,13 +33,15 @@ class Machine:
     """gcnArchName of the device's properties; empty on NVIDIA."""
     warp: int
     """Threads of a warp, or of a wavefront."""
+    processors: int
+    """Multiprocessors, or compute units."""
 
 
 MACHINES = {
     "gfx950": Machine(
-        "gfx950", GPUTarget("hip", "gfx950", 64), (9, 5), "ahead of time", "gfx950:sramecc+:xnack-", 64
+        "gfx950", GPUTarget("hip", "gfx950", 64), (9, 5), "ahead of time", "gfx950:sramecc+:xnack-", 64, 256
     ),
-    "sm_90": Machine("sm_90", GPUTarget("cuda", 90, 32), (9, 0), None, "", 32),
+    "sm_90": Machine("sm_90", GPUTarget("cuda", 90, 32), (9, 0), None, "", 32, 132),
 }
 
 
@@ -96,7 +98,9 @@ class _WithoutData(TorchFunctionMode):
 def become(machine: Machine) -> None:
     """Make torch and Triton describe a machine for the rest of this process; import the backend afterwards."""
     torch.version.hip = machine.hip
-    properties: Any = SimpleNamespace(gcnArchName=machine.architecture, name=machine.name)
+    properties: Any = SimpleNamespace(
+        gcnArchName=machine.architecture, name=machine.name, multi_processor_count=machine.processors
+    )
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_capability = lambda device=None: machine.capability
     torch.cuda.get_device_properties = lambda device=None: properties

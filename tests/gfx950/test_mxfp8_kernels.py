@@ -16,7 +16,15 @@ torch = pytest.importorskip("torch", reason="the backend's arrays are torch tens
 from gfx950.compare import STREAM, as_in_training, differences, more, quantized, same_bits
 from gfx950.driver import on_model
 from gfx950.inputs import corners
-from mxref.formats import MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
+from mxref.formats import (
+    MXFP4,
+    MXFP4_E1M2,
+    MXFP6_E2M3,
+    MXFP6_E3M2,
+    MXFP8_E4M3,
+    MXFP8_E5M2,
+    BlockFormat,
+)
 from mxref.layouts.packed import pack
 from mxref.mxarray import MXArray
 from mxref.placement import Placement
@@ -177,3 +185,41 @@ def test_a_scale_out_of_a_formats_range_is_flagged(
             b.scales[4, 0] = limit + 1  # within the range of MXFP4
             backend.scaled_gemm(a, b, profile=GemmProfile.BOUNDED)
             assert backend.range_exceeded() == (scale > limit)
+
+
+# ---- elements that the instruction, or Triton's word for it, does not read ----
+
+RECODED = [(MXFP6_E2M3, E4M3), (MXFP6_E3M2, MXFP4), (MXFP4_E1M2, MXFP6_E2M3)]
+MORE_RECODED = [(E5M2, MXFP6_E3M2), (MXFP6_E2M3, MXFP6_E2M3), (MXFP4_E1M2, MXFP4_E1M2), (MXFP4, MXFP4_E1M2)]
+
+
+@pytest.mark.parametrize(("left", "right"), [RECODED[0], *more([*RECODED[1:], *MORE_RECODED])])
+def test_products_of_recoded_elements(
+    package: dict[str, ModuleType], left: BlockFormat, right: BlockFormat
+) -> None:
+    """Elements of 6 bits, and of E1M2, are read as E4M3; their scales stay."""
+    (own_a, a), (own_b, b) = operand(left, 72, 288, 1), operand(right, 80, 288, 2)
+    want = reference.scaled_gemm(own_a, own_b, profile=GemmProfile.EXACT)
+    with on_model() as launched:
+        backend = package["backend"].TritonBackend(conversions="portable", bounded="mfma")
+        got = backend.scaled_gemm(a, b, profile=GemmProfile.BOUNDED)
+        assert not backend.range_exceeded()
+    recoded = sum(made in (MXFP6_E2M3, MXFP6_E3M2, MXFP4_E1M2) for made in (left, right))
+    assert launched[-1 - recoded :] == ["_recode"] * recoded + ["_multiply"]
+    assert same_bits(backend.to_numpy(got), want)
+
+
+@pytest.mark.parametrize("made", [MXFP6_E3M2, *more([(MXFP6_E2M3,), (MXFP4_E1M2,)])])
+def test_every_code_recoded(package: dict[str, ModuleType], made: BlockFormat) -> None:
+    codes = np.tile(np.arange(2 * made.element.sign, dtype=np.uint8), 32).reshape(-1, 32)
+    q = MXArray(
+        torch.from_numpy(pack(codes, made.element)), torch.full((len(codes), 1), 127, dtype=torch.uint8),
+        codes.shape, 1, format=made,
+    )  # fmt: skip
+    with on_model() as launched:
+        got, _, element = package["matrix_cores"]._recoded(q)
+    assert launched == ["_recode"]
+    want = np.array(made.element.values)[codes]
+    values = np.array(element.values)[got.numpy()]
+    assert (values == want).all()
+    assert (np.signbit(values) == np.signbit(want)).all()

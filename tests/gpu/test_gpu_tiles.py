@@ -27,7 +27,7 @@ from mxref_triton.products.tiling import Tile
 
 GPU = torch.device("cuda")
 IS_GFX950 = torch.cuda.is_available() and is_gfx950(GPU)
-IS_HOPPER = torch.cuda.is_available() and bounded._is_hopper(GPU)
+IS_HOPPER = torch.cuda.is_available() and bounded.is_hopper(GPU)
 BY_ROW = Tile(128, 64, 128, 4)
 """What Hopper's kernel of folded operands has instead of a choice."""
 

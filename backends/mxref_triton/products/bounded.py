@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from enum import StrEnum
-from functools import cache
 
 import torch
 
 from mxref.errors import BackendError, RecipeError, UnsupportedError
-from mxref.formats import MXFP4
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.recipe import GemmProfile
 from mxref_triton.lane.gfx950 import is_gfx950
-from mxref_triton.launch import DEVICE, INTERPRETED, check_device
+from mxref_triton.launch import DEVICE, INTERPRETED, check_device, is_hopper
 from mxref_triton.memory import asking
-from mxref_triton.operands import rows_of, unprescale
+from mxref_triton.operands import unprescale
 from mxref_triton.products.by_block import multiply_blocks
+from mxref_triton.products.by_value import decoded_layout, multiply_decoded
 from mxref_triton.products.fold import Folded, are_folded, fits_wide, fold
-from mxref_triton.products.matrix_cores import MAX_SCALE, max_scale, multiply, multiply_onto
+from mxref_triton.products.matrix_cores import (
+    MAX_SCALE,
+    max_scale,
+    multiply,
+    multiply_onto,
+    on_matrix_cores,
+)
 from mxref_triton.products.misfits import multiply_misfits
 from mxref_triton.products.ordered import ordered, sums_in_float32, sums_in_fp8
 from mxref_triton.products.scale_bytes import first_wrong_scale, on_device
 from mxref_triton.products.scale_range import flag_scales
-from mxref_triton.quantizer.decode import dequantize
 
 
 class BoundedWay(StrEnum):
@@ -34,21 +37,22 @@ class BoundedWay(StrEnum):
     FP8 = "fp8"
     """Operands folded into FP8 and multiplied there: class `fp8-hopper`, any scale; see `mxref_triton.products.fold`.
 
-    Each operand may be of any format of 4 or 6 bits. What FP8 cannot multiply, or gains nothing by it, is answered with
-    `ordered`. Rows that do not fit are multiplied from their codes; see `mxref_triton.products.misfits`.
-    Products with an MXFP8 operand go through BF16.
+    Each operand may have elements of 4 or 6 bits under E8M0. What FP8 cannot multiply, or gains nothing by it, is
+    answered with `ordered`. Rows that do not fit are multiplied from their codes; see `mxref_triton.products.misfits`.
+    Products with an operand in MXFP8, MXINT8 or NVFP4 go through BF16.
     """
     BF16 = "bf16"
-    """Operands decoded to BF16, multiplied into float32: class `fp32`."""
+    """Operands decoded to BF16, multiplied into float32: class `fp32`; see `mxref_triton.products.by_value`."""
     MFMA = "mfma"
     """Packed codes multiplied by the matrix cores of gfx950: class `fp32`; see `mxref_triton.products.matrix_cores`.
 
-    MXFP4 and MXFP8 only.
+    Products with an operand in MXINT8 or NVFP4 go through BF16.
     """
     ORDERED = "ordered"
     """By the kernels of the profile `ordered`, whose result is a member of every class; any scale.
 
-    Products with an operand in MXFP8 are multiplied block by block; see `mxref_triton.products.by_block`.
+    Where these are slow, with an operand in MXFP8, blocks are multiplied one by one; see
+    `mxref_triton.products.by_block`.
     """
 
 
@@ -72,9 +76,6 @@ Other formats have limits of their own: `max_scale` for the matrix cores; for BF
 
 BOUNDED = os.environ.get("MXREF_TRITON_BOUNDED", "auto")
 """How the backend that is chosen by name computes `bounded`; see `bounded_way`."""
-
-_DECODED = 2
-"""Arrays of a layout that holds decoded values; one that holds folded operands has three."""
 
 _FP8_UNIT = 16
 """What cuBLAS wants N and K to be multiples of in FP8."""
@@ -139,7 +140,7 @@ def bounded_way(name: str) -> tuple[BoundedWay, str]:
         elif is_gfx950(gpu):
             return _way_of_gfx950(gpu)
         else:
-            way = BoundedWay.FP8 if _is_hopper(gpu) else BoundedWay.BF16
+            way = BoundedWay.FP8 if is_hopper(gpu) else BoundedWay.BF16
         return way, way
     try:
         way = BoundedWay(name)
@@ -176,7 +177,7 @@ def scaled_gemm(
         name: of the backend whose layouts these are.
     """
     _check_devices(a, b)
-    layouts = [q.layout_for(name, profile) if isinstance(q, PreparedArray) else () for q in (a, b)]
+    layouts = _layouts(a, b, profile, name)
     fp8 = way is BoundedWay.FP8 and are_folded(a, b)
     by_ordered = (way is BoundedWay.ORDERED and sums_in_float32(a, b)) or (fp8 and not _multiplies_fp8(a, b))
     if profile is GemmProfile.ORDERED or by_ordered:
@@ -186,28 +187,7 @@ def scaled_gemm(
         return ordered(a, b, out_dtype, folded)
     if fp8:
         return _fp8(a, b, *_both_folded(a, b, layouts), out_dtype)
-    if not is_mxfp4(a, b):
-        return _by_value(a, b, out_dtype, way, flag, layouts)
-    word = flag.on(a.codes.device)
-    _flag_prepared(word, layouts)
-    if plain := [q.scales for q, layout in zip((a, b), layouts, strict=True) if not layout]:
-        flag_scales(MAX_SCALES[way], word, *plain)
-    if way is BoundedWay.MFMA:
-        return multiply(a, b, out_dtype)
-    values = [layout[0] if layout else _decoded(q) for q, layout in zip((a, b), layouts, strict=True)]
-    return _bf16(values[0], values[1], unprescale(a, b), out_dtype)
-
-
-def is_mxfp4(*operands: MXArray) -> bool:
-    """Return whether all operands are in MXFP4, for which there are kernels of every way."""
-    return all(q.format is MXFP4 for q in operands)
-
-
-def _flag_prepared(word: torch.Tensor, layouts: Sequence[tuple[torch.Tensor, ...]]) -> None:
-    """Set a word if a decoded operand was out of range when it was prepared: the error concerns each of its GEMMs."""
-    for layout in layouts:
-        if layout:
-            torch.maximum(word, layout[-1], out=word)
+    return _by_value(a, b, out_dtype, way, flag, layouts)
 
 
 def _by_value(
@@ -217,21 +197,22 @@ def _by_value(
     way: BoundedWay,
     flag: RangeFlag,
     layouts: Sequence[tuple[torch.Tensor, ...]],
+    onto: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return A B^T under `bounded` where an operand is not in MXFP4; arguments as in `scaled_gemm`."""
+    """Return A B^T under `bounded` by matrix instructions that `ordered` does not use; arguments as in `scaled_gemm`.
+
+    It is added to `onto`, if that is given.
+    """
     if way is BoundedWay.ORDERED:
         return multiply_blocks(a, b, out_dtype)
     word = flag.on(a.codes.device)
-    if way is BoundedWay.MFMA:
+    if way is BoundedWay.MFMA and on_matrix_cores(a, b):
         _flag_by_format(word, a, b)
-        return multiply(a, b, out_dtype)
-    decoded = [layout if len(layout) == _DECODED else () for layout in layouts]
-    _flag_prepared(word, decoded)
-    values = [
-        layout[0] if layout else _decoded_flagging(q, word) for q, layout in zip((a, b), decoded, strict=True)
-    ]
-    out = _bf16(values[0], values[1], unprescale(a, b), out_dtype)
-    return out.masked_fill_(out.isnan(), math.nan)  # the canonical one
+        if onto is None:
+            return multiply(a, b, out_dtype)
+        multiply_onto(a, b, onto)
+        return onto
+    return multiply_decoded(a, b, out_dtype, word, layouts, onto)
 
 
 def _flag_by_format(word: torch.Tensor, a: MXArray, b: MXArray) -> None:
@@ -244,11 +225,19 @@ def _flag_by_format(word: torch.Tensor, a: MXArray, b: MXArray) -> None:
             flag_scales(limit, word, q.scales)
 
 
-def add_by_mfma(a: MXArray, b: MXArray, onto: torch.Tensor, flag: RangeFlag) -> None:
-    """Add A B^T of checked operands under `bounded` to a float32 array, where the matrix cores' kernel stores it."""
+def add_product(
+    a: MXArray, b: MXArray, onto: torch.Tensor, way: BoundedWay, flag: RangeFlag, name: str
+) -> bool:
+    """Add A B^T of checked operands under `bounded` to a float32 array in place, where the sums are stored.
+
+    Returns:
+        False, and nothing is added, if there is no such kernel for these operands.
+    """
+    if way is BoundedWay.ORDERED or (way is BoundedWay.FP8 and are_folded(a, b)):
+        return False
     _check_devices(a, b)
-    _flag_by_format(flag.on(onto.device), a, b)
-    multiply_onto(a, b, onto)
+    _by_value(a, b, "float32", way, flag, _layouts(a, b, GemmProfile.BOUNDED, name), onto)
+    return True
 
 
 def check_same_device(onto: torch.Tensor, a: MXArray) -> None:
@@ -263,14 +252,21 @@ def check_same_device(onto: torch.Tensor, a: MXArray) -> None:
 def prepared_layout(q: MXArray, profile: GemmProfile, way: BoundedWay) -> tuple[torch.Tensor, ...]:
     """Return what GEMMs read in place of an operand's codes; nothing where they read codes."""
     bounded, folds = profile is GemmProfile.BOUNDED, are_folded(q)
-    if bounded and (way is BoundedWay.BF16 or (way is BoundedWay.FP8 and not folds)):
-        exceeded = torch.zeros(1, dtype=torch.int32, device=q.codes.device)
-        return _decoded_flagging(q, exceeded), exceeded
+    if bounded:
+        by_codes = {
+            BoundedWay.BF16: False, BoundedWay.FP8: folds, BoundedWay.MFMA: on_matrix_cores(q), BoundedWay.ORDERED: True
+        }  # fmt: skip
+        if not by_codes[way]:
+            return decoded_layout(q)
     # Under `ordered`, what another operand is does not matter if this one has too many bits with itself.
     reads_codes = not folds or (way is BoundedWay.MFMA if bounded else not sums_in_fp8(q, q))
     if reads_codes or not _multiplies_folded(q.codes.device):
         return ()
     return _folded(q).layout
+
+
+def _layouts(a: MXArray, b: MXArray, profile: GemmProfile, name: str) -> list[tuple[torch.Tensor, ...]]:
+    return [q.layout_for(name, profile) if isinstance(q, PreparedArray) else () for q in (a, b)]
 
 
 def _check_devices(a: MXArray, b: MXArray) -> None:
@@ -287,18 +283,9 @@ def _check_devices(a: MXArray, b: MXArray) -> None:
             )
 
 
-@cache
-def _is_hopper(device: torch.device) -> bool:
-    return (
-        device.type == "cuda"
-        and torch.version.hip is None
-        and torch.cuda.get_device_capability(device) == (9, 0)
-    )
-
-
 def _multiplies_folded(device: torch.device) -> bool:
     """Return whether a GPU can multiply E4M3 so that each block is summed separately."""
-    return device.type == DEVICE and (_is_hopper(device) or is_gfx950(device))
+    return device.type == DEVICE and (is_hopper(device) or is_gfx950(device))
 
 
 def _folds_ordered(a: MXArray, b: MXArray) -> bool:
@@ -330,7 +317,7 @@ def _multiplies_fp8(a: MXArray, b: MXArray) -> bool:
     m, n = a.scales.shape[0], b.scales.shape[0]
     whole = m > 0 and n > 0 and a.length > 0 and n % _FP8_UNIT == 0
     pays = a.length >= SHORTEST_FP8 or not sums_in_fp8(a, b)
-    return whole and pays and _is_hopper(a.codes.device)
+    return whole and pays and is_hopper(a.codes.device)
 
 
 def _fp8(a: MXArray, b: MXArray, left: Folded, right: Folded, out_dtype: str) -> torch.Tensor:
@@ -346,35 +333,3 @@ def _fp8(a: MXArray, b: MXArray, left: Folded, right: Folded, out_dtype: str) ->
         )  # fmt: skip
     multiply_misfits(a, b, left, right, out)
     return out
-
-
-def _decoded(q: MXArray, exceeded: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the values of an operand in bfloat16 [rows, K]; in MXFP4 they are exact for scale codes up to 252.
-
-    Args:
-        q: the operand.
-        exceeded: int32 [1] that becomes 1 if bfloat16 does not hold a value of another format.
-    """
-    codes, scales = rows_of(q)
-    rows = MXArray(codes, scales, (codes.shape[0], q.length), 1, format=q.format)
-    return dequantize(rows, "bfloat16", exceeded)
-
-
-def _decoded_flagging(q: MXArray, word: torch.Tensor) -> torch.Tensor:
-    """Return the same for an operand of any format, and set a word if bfloat16 does not hold it."""
-    if is_mxfp4(q):
-        flag_scales(MAX_SCALES[BoundedWay.BF16], word, q.scales)
-        return _decoded(q)
-    return _decoded(q, word)
-
-
-def _bf16(left: torch.Tensor, right: torch.Tensor, factor: float, out_dtype: str) -> torch.Tensor:
-    """Return the product of two matrices in bfloat16 along K, times a factor."""
-    with asking(left.shape[0] * right.shape[0] * 4, left.device):
-        if left.device.type == "cpu":  # torch's CPU has no product of BF16 with float32 output
-            out = left.float() @ right.float().T
-        else:
-            out = torch.mm(left, right.T, out_dtype=torch.float32)
-    if factor != 1:
-        out *= factor
-    return out.to(getattr(torch, out_dtype))

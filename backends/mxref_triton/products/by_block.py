@@ -60,7 +60,7 @@ def _multiply_blocks(
     BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Multiply a tile of A, elements of format A, with one of B; `out` holds bits."""
-    top, left = place_tile(rows, columns, BM, BN, GROUP)
+    top, left = place_tile(tl.program_id(0), rows, columns, BM, BN, GROUP)
     row, column, at = top + tl.arange(0, BM), left + tl.arange(0, BN), tl.arange(0, K // 2)
     here_a, here_b = row < rows, column < columns
     A_BYTES: tl.constexpr = K * A.bits // 8

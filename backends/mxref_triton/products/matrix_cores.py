@@ -3,6 +3,9 @@
 `v_mfma_scale_f32_16x16x128_f8f6f4` multiplies four blocks of 32 elements at once and applies their scales itself; the
 order and the width of its sums are not documented, so it serves the profile `bounded` only. Of the two shapes of that
 instruction, the 16x16x128 one is used: for the other, a wrong layout of the right operand's scales was reported.
+
+The instruction reads E2M3 and E3M2 too, and faster than elements of 8 bits, but Triton's `dot_scaled` does not. They,
+and E1M2, which the instruction lacks, are recoded as E4M3 first, which has all their values.
 """
 
 # Triton infers the types of kernels.
@@ -16,14 +19,15 @@ import torch
 import triton
 import triton.language as tl
 
-from mxref.formats import CANONICAL_NAN, E2M1, E8M0, ElementFormat
+from mxref.formats import CANONICAL_NAN, E2M1, E4M3, E5M2, E8M0, INT8, ElementFormat
 from mxref.mxarray import MXArray
-from mxref_triton.lane.quads import half_element
+from mxref_triton.lane.quads import half_element, load_quads
 from mxref_triton.launch import INTERPRETED, launch, tiles_of
 from mxref_triton.memory import empty
 from mxref_triton.operands import rows_of, unprescale
 from mxref_triton.products.ordered import place_tile, store_tile, wide_power
 from mxref_triton.products.tiling import Tile, largest_busy
+from mxref_triton.quantizer.decode import QUAD_TYPES
 
 
 def max_scale(element: ElementFormat) -> int:
@@ -38,6 +42,10 @@ def max_scale(element: ElementFormat) -> int:
 MAX_SCALE = max_scale(E2M1)
 """The same of MXFP4."""
 
+_BLOCK = 32
+"""Elements of a block of the scaled matrix instruction."""
+_QUADS = 1 << 16 if INTERPRETED else 512
+"""Quads that a program recodes."""
 _GROUP = 8
 """Tiles along M that share their columns of B in the second-level cache."""
 
@@ -59,6 +67,45 @@ def tile_for(m: int, n: int) -> Tile:
     if INTERPRETED:
         return _INTERPRETED_TILE
     return largest_busy(TILES, m, n)
+
+
+@triton.jit(do_not_specialize=["quads"])
+def _recode(codes, out, quads, E: tl.constexpr, QUADS: tl.constexpr):
+    """Write the E4M3 codes of elements of 4 or 6 bits, from quads of E to words of four bytes."""
+    base = tl.program_id(0).to(tl.int64) * QUADS
+    i = tl.arange(0, QUADS)
+    here = base + i < quads
+    quad = load_quads(codes, base, i, here, E).to(tl.int32)
+    word = tl.zeros_like(quad)
+    for e in tl.static_range(4):
+        code = quad >> (E.bits * e)
+        # E4M3 has eight exponents less than float16: its code is the top of a float16 divided by 2^8.
+        half = half_element(code & (E.sign - 1), E) * (2.0 ** (7 - E.bias))
+        bits = half.to(tl.int16, bitcast=True).to(tl.int32) >> 7
+        word = word | ((bits | ((code & E.sign) << (8 - E.bits))) << (8 * e))
+    tl.store(out + base + i, word, here)
+
+
+def on_matrix_cores(*operands: MXArray) -> bool:
+    """Return whether the scaled matrix instruction multiplies the formats, as they are or recoded."""
+    return all(
+        q.format.k == _BLOCK and q.format.scale.powers and q.format.element is not INT8 for q in operands
+    )
+
+
+def _recoded(q: MXArray) -> tuple[torch.Tensor, torch.Tensor, ElementFormat]:
+    """Return packed codes, scale codes and the element format of an operand as Triton's `dot_scaled` reads it."""
+    (codes, scales), element = rows_of(q), q.format.element
+    if element in (E2M1, E4M3, E5M2):
+        return codes, scales, element
+    quads = scales.numel() * q.format.k // 4
+    out = empty((codes.shape[0], q.length), torch.uint8, codes.device)
+    if quads:
+        launch(
+            _recode, (tiles_of(quads, _QUADS),),
+            codes.view(QUAD_TYPES[element.bits]), out.view(torch.int32), quads, E=element, QUADS=_QUADS,
+        )  # fmt: skip
+    return out, scales, E4M3
 
 
 @triton.jit
@@ -84,7 +131,7 @@ def _multiply(
     """
     A_BYTES: tl.constexpr = 4 * A.bits
     B_BYTES: tl.constexpr = 4 * B.bits
-    top, left = place_tile(rows, columns, BM, BN, GROUP)
+    top, left = place_tile(tl.program_id(0), rows, columns, BM, BN, GROUP)
     row, column = tl.arange(0, BM), tl.arange(0, BN)
     # Past the edge the last row is read again: nothing of it is stored.
     a_row = tl.minimum(row, rows - 1 - top)
@@ -154,14 +201,13 @@ def multiply_onto(a: MXArray, b: MXArray, onto: torch.Tensor, tile: Tile | None 
 
 def _into(out: torch.Tensor, a: MXArray, b: MXArray, tile: Tile | None, *, onto: bool) -> None:
     """Launch the kernel, which writes the product to `out` or adds it to what that holds."""
-    (a_codes, a_scales), (b_codes, b_scales) = rows_of(a), rows_of(b)
-    m, n, blocks = a_scales.shape[0], b_scales.shape[0], a_scales.shape[1]
+    m, n, blocks = a.scales.shape[0], b.scales.shape[0], a.scales.shape[1]
     half = out.dtype == torch.bfloat16
     if out.numel():
+        (a_codes, a_scales, first), (b_codes, b_scales, second) = _recoded(a), _recoded(b)
         if tile is None:
             tile = _tuned_tile(a, b, "bfloat16" if half else "float32") if TUNES else tile_for(m, n)
         factor = unprescale(a, b)
-        first, second = a.format.element, b.format.element
         launch(
             _multiply, (tiles_of(m, tile.rows) * tiles_of(n, tile.columns),),
             a_codes, a_scales, b_codes, b_scales, out.view(torch.int16 if half else torch.int32),

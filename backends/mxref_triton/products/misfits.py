@@ -91,7 +91,7 @@ def multiply_misfits(a: MXArray, b: MXArray, left: Folded, right: Folded, out: t
         out: their product [M, N], float32 or bfloat16.
     """
     (a_codes, a_scales), (b_codes, b_scales) = rows_of(a), rows_of(b)
-    options, factor = store_options(a, b, out)
+    options, factor = store_options(a, b, out.dtype)
     parts = empty((MISFIT_PROGRAMS * _ROWS * _COLUMNS,), torch.float32, out.device)
     launch(
         _bounded_misfits, (MISFIT_PROGRAMS,),

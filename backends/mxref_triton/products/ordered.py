@@ -65,9 +65,8 @@ TILES = (Tile(128, 128, 64, 4, waves=2), Tile(64, 64, 128, 4))
 
 
 @triton.jit
-def place_tile(rows, columns, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr):
-    """Return the first row and column of this program's tile; programs run down groups of rows of tiles."""
-    program = tl.program_id(0)
+def place_tile(program, rows, columns, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr):
+    """Return the first row and column of a program's tile; programs run down groups of rows of tiles."""
     down, across = tl.cdiv(rows, BM), tl.cdiv(columns, BN)
     first = program // (GROUP * across) * GROUP
     height = tl.minimum(down - first, GROUP)
@@ -107,7 +106,8 @@ def finished(acc, factor, SCALED: tl.constexpr, a_tensor=None, b_tensor=None):
 
 
 @triton.jit
-def _store_bits(acc, bits, at, here, NAN: tl.constexpr, HALF: tl.constexpr):
+def store_bits(acc, bits, at, here, NAN: tl.constexpr, HALF: tl.constexpr):
+    """Store float32 bits, narrowed to bfloat16 if HALF; `acc` are the same numbers, before NaN was made canonical."""
     if HALF:
         wide = bits.to(tl.uint32, bitcast=True)
         narrow = ((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16).to(tl.uint16)
@@ -120,14 +120,18 @@ def _store_bits(acc, bits, at, here, NAN: tl.constexpr, HALF: tl.constexpr):
 @triton.jit
 def store_tile(
     acc, out, row, column, rows, columns, factor, NAN: tl.constexpr, SCALED: tl.constexpr, HALF: tl.constexpr,
-    a_tensor=None, b_tensor=None,
+    a_tensor=None, b_tensor=None, ONTO: tl.constexpr = False,
 ):  # fmt: skip
-    """Finish a tile, make every NaN the canonical one, narrow if asked, and store it."""
+    """Finish a tile, make every NaN the canonical one, narrow if asked, and store it; ONTO adds it to what is there."""
     acc = finished(acc, factor, SCALED, a_tensor, b_tensor)
+    if ONTO:
+        held = out + row.to(tl.int64)[:, None] * columns + column[None, :]
+        held = tl.load(held, (row < rows)[:, None] & (column < columns)[None, :], 0)
+        acc = acc + held.to(tl.float32, bitcast=True)
     bits = tl.where(acc != acc, NAN, acc.to(tl.int32, bitcast=True))
     at = out + row.to(tl.int64)[:, None] * columns + column[None, :]
     here = (row < rows)[:, None] & (column < columns)[None, :]
-    _store_bits(acc, bits, at, here, NAN, HALF)
+    store_bits(acc, bits, at, here, NAN, HALF)
 
 
 @triton.jit
@@ -306,7 +310,7 @@ def _ordered(
     SCALED: tl.constexpr, HALF: tl.constexpr, EMULATED: tl.constexpr, NAN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    top, left = place_tile(rows, columns, BM, BN, GROUP)
+    top, left = place_tile(tl.program_id(0), rows, columns, BM, BN, GROUP)
     _ordered_tile(
         a_codes, a_scales, b_codes, b_scales, out, top + tl.arange(0, BM), left + tl.arange(0, BN),
         rows, columns, blocks, factor, A, B, S, K, LARGEST, WIDE, SCALED, HALF, EMULATED, NAN, (BM, BN),
@@ -370,7 +374,7 @@ def _ordered_folded(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Multiply folded operands, given as descriptors that read zeros beyond their edges."""
-    top, left = place_tile(rows, columns, BM, BN, GROUP)
+    top, left = place_tile(tl.program_id(0), rows, columns, BM, BN, GROUP)
     acc = tl.zeros((BM, BN), tl.float32)
     for start in range(0, length, BK):
         # Each 32 elements, and no more, are summed in the tensor core and then added to acc in float32.
@@ -388,7 +392,7 @@ def _ordered_by_block(
     BM: tl.constexpr, BN: tl.constexpr, AT_ONCE: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Multiply operands folded by block, AT_ONCE blocks, a divisor of their number, in each turn of the loop."""
-    top, left = place_tile(rows, columns, BM, BN, GROUP)
+    top, left = place_tile(tl.program_id(0), rows, columns, BM, BN, GROUP)
     row, column, element = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, 32)
     # Past the edge the last row is read again: nothing of it is stored.
     a_at = (tl.minimum(row, rows - 1 - top) * 32)[:, None] + element[None, :]
@@ -433,6 +437,16 @@ def formats(a: MXArray, b: MXArray) -> dict[str, Any]:
     return _formats(a.format, b.format)
 
 
+def multiplies(a: BlockFormat, b: BlockFormat) -> bool:
+    """Return whether there are products of two formats of one block length.
+
+    Their scales are of one format. Where float32 does not hold a dot, they are powers of two, for blocks of 32.
+    """
+    if a.k not in (16, 32) or a.scale != b.scale:
+        return False
+    return not _formats(a, b)["WIDE"] or (a.k == _BLOCK and a.scale.powers)
+
+
 def sums_in_float32(a: MXArray, b: MXArray) -> bool:
     """Return whether float32 holds every sum of products of a block, so that `ordered` is as fast as any product."""
     return not formats(a, b)["WIDE"]
@@ -445,10 +459,10 @@ def sums_in_fp8(a: MXArray, b: MXArray) -> bool:
     return largest < math.ldexp(1.0, first.unit_exponent + second.unit_exponent + _FP8_BITS)
 
 
-def store_options(a: MXArray, b: MXArray, out: torch.Tensor) -> tuple[dict[str, Any], float]:
+def store_options(a: MXArray, b: MXArray, dtype: torch.dtype) -> tuple[dict[str, Any], float]:
     """Return the constants of `store_tile`, and the factor that undoes prescaled operands."""
     factor = unprescale(a, b)
-    constants = {"SCALED": factor != 1, "HALF": out.dtype == torch.bfloat16, "NAN": CANONICAL_NAN}
+    constants = {"SCALED": factor != 1, "HALF": dtype == torch.bfloat16, "NAN": CANONICAL_NAN}
     return constants, factor
 
 
@@ -473,7 +487,7 @@ def ordered(
     out = empty((m, n), getattr(torch, out_dtype), a_codes.device)
     if not out.numel():
         return out
-    treatment, factor = store_options(a, b, out)
+    treatment, factor = store_options(a, b, out.dtype)
     size = m, n, blocks, factor
     if folded is None:
         wide = not sums_in_float32(a, b)  # float64 takes twice the registers
@@ -497,7 +511,7 @@ def ordered(
 def _multiply_misfits(a: MXArray, b: MXArray, left: Folded, right: Folded, out: torch.Tensor) -> None:
     """Overwrite the outputs of rows that do not fit E4M3; arguments as in `misfits.multiply_misfits`."""
     (a_codes, a_scales), (b_codes, b_scales) = rows_of(a), rows_of(b)
-    treatment, factor = store_options(a, b, out)
+    treatment, factor = store_options(a, b, out.dtype)
     # Fewer warps spill scalar registers on gfx950.
     options: dict[str, Any] = {"num_warps": 4, "num_stages": 4}
     if left.by_block:

@@ -20,7 +20,7 @@ from mxref_triton.launch import INTERPRETED, check_device, launch, power_of_two_
 from mxref_triton.operands import rows_of
 
 _WORDS = 1 << 16 if INTERPRETED else 512
-_TYPES = {4: torch.int16, 6: torch.uint8, 8: torch.int32}
+QUAD_TYPES = {4: torch.int16, 6: torch.uint8, 8: torch.int32}
 """In which quads are read, by the bits of their codes."""
 _NAN = tl.constexpr(CANONICAL_NAN)
 _NAN_CODE = tl.constexpr(E8M0.nan_code)
@@ -89,7 +89,9 @@ def _dequantize_quads(
     tl.store(target, join_last(out_words).to(tl.int32, bitcast=True), mask=mask[:, None])
 
 
-def dequantize(q: MXArray, dtype: str, exceeded: torch.Tensor | None = None) -> torch.Tensor:
+def dequantize(
+    q: MXArray, dtype: str, exceeded: torch.Tensor | None = None, with_tensor_scale: bool = True
+) -> torch.Tensor:
     """Return the values of an MXArray in its own shape; in memory the block axis is the last.
 
     Args:
@@ -97,6 +99,7 @@ def dequantize(q: MXArray, dtype: str, exceeded: torch.Tensor | None = None) -> 
         dtype: `float32` or `bfloat16`.
         exceeded: int32 [1] that becomes 1 if bfloat16 does not hold a value of elements of 8 bits; it overflows, or
             lies below bfloat16's smallest step.
+        with_tensor_scale: whether values are multiplied by the scale of the tensor.
     """
     codes, scales = rows_of(q)
     check_device(codes)
@@ -107,6 +110,7 @@ def dequantize(q: MXArray, dtype: str, exceeded: torch.Tensor | None = None) -> 
     words = out.numel() // (8 if by_word else 4)
     tile = power_of_two_from(words, _WORDS) if words and INTERPRETED else _WORDS
     half = dtype == "bfloat16"
+    tensor = q.tensor_scale if with_tensor_scale else None
     if words and by_word:
         launch(
             _dequantize, (tiles_of(words, tile),), codes.view(torch.int32), scales, out.view(torch.int32), words,
@@ -115,7 +119,7 @@ def dequantize(q: MXArray, dtype: str, exceeded: torch.Tensor | None = None) -> 
     elif words:
         launch(
             _dequantize_quads, (tiles_of(words, tile),),
-            codes.view(_TYPES[made.element.bits]), scales, q.tensor_scale, out.view(torch.int32),
+            codes.view(QUAD_TYPES[made.element.bits]), scales, tensor, out.view(torch.int32),
             scales if exceeded is None else exceeded, words,
             E=made.element, S=made.scale, K=made.k, HALF=half, CHECKED=exceeded is not None, QUADS=tile,
         )  # fmt: skip

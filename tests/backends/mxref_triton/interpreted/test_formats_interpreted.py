@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from interpreted.gemm_operands import bits, on
-from mxref import MXArray
+from mxref import GemmProfile, MXArray
 from mxref.backend import within_range
-from mxref.errors import UnsupportedError
 from mxref.formats import (
     CANONICAL_NAN,
     MXFP4,
@@ -19,10 +18,13 @@ from mxref.formats import (
     MXFP6_E3M2,
     MXFP8_E4M3,
     MXFP8_E5M2,
+    MXINT8,
+    NVFP4,
 )
 from mxref.gemm import bounded_tolerance, scaled_gemm
 from mxref.layouts.packed import pack, unpack
 from mxref_triton import TritonBackend
+from mxref_triton.products import by_value
 from mxref_triton.products.fold import fold
 from mxref_triton.products.ordered import ordered, sums_in_fp8
 
@@ -32,23 +34,38 @@ pytestmark = pytest.mark.filterwarnings(
 )
 PAIRS = [*itertools.product((MXFP4, MXFP8_E4M3, MXFP8_E5M2), repeat=2)][1:]
 SHORT_PAIRS = [*itertools.product((MXFP4, MXFP4_E1M2, MXFP6_E2M3, MXFP6_E3M2), repeat=2)][1:]
+OTHER_PAIRS = [
+    (MXFP6_E3M2, MXFP8_E4M3), (MXFP8_E5M2, MXFP6_E2M3), (MXINT8, MXINT8), (MXINT8, MXFP8_E5M2), (MXFP4, MXINT8),
+    (NVFP4, NVFP4),
+]  # fmt: skip
+
+
+def declared(pairs):
+    return [pair for pair in pairs if (GemmProfile.BOUNDED, *pair) in TritonBackend.capabilities.gemms]
 
 
 def drawn(made, rows, k, low, high, seed, special=False):
-    """An operand of drawn codes, finite ones unless `special`, under scale codes from `low` to `high`."""
+    """An operand of drawn codes, finite ones unless `special`, under scale codes from `low` to `high`.
+
+    Scales with a mantissa have all their codes, and a scale of the tensor above them.
+    """
     rng, element = np.random.default_rng(seed), made.element
     codes = rng.integers(0, element.max_code + 1, (rows, k)) | element.sign * rng.integers(0, 2, (rows, k))
     if special:
         codes = rng.integers(0, 1 << element.bits, (rows, k))
     codes = pack(codes.astype(np.uint8), element)
-    scales = rng.integers(low, high + 1, (rows, k // 32)).astype(np.uint8)
-    return MXArray(codes, scales, (rows, k), 1, format=made)
+    if not made.scale.powers:
+        low, high = 0, made.scale.max_code
+    scales = rng.integers(low, high + 1, (rows, k // made.k)).astype(np.uint8)
+    tensor = np.float32([0.3 + seed]) if made.tensor_scale else None
+    return MXArray(codes, scales, (rows, k), 1, format=made, tensor_scale=tensor)
 
 
 def values(q):
     """Its values in float64."""
-    grid, exponent = np.array(q.format.element.values), np.repeat(q.scales, 32, axis=1).astype(int) - 127
-    return np.where(exponent == 128, np.nan, np.ldexp(grid[unpack(q.codes, q.format.element)], exponent))
+    grid, scales = np.array(q.format.element.values), np.array(q.format.scale.values)[q.scales]
+    tensor = 1.0 if q.tensor_scale is None else float(q.tensor_scale[0])
+    return grid[unpack(q.codes, q.format.element)] * np.repeat(scales, q.format.k, axis=1) * tensor
 
 
 def multiplied(backend, a, b, out="float32", prepared=False):
@@ -82,9 +99,7 @@ def ids(pair):
     ("pair", "way"),
     [
         *itertools.product(PAIRS, ("bf16", "mfma", "ordered")),
-        *itertools.product(
-            [*SHORT_PAIRS, (MXFP6_E3M2, MXFP8_E4M3), (MXFP8_E5M2, MXFP6_E2M3)], ("bf16", "ordered")
-        ),
+        *itertools.product([*SHORT_PAIRS, *declared(OTHER_PAIRS)], ("bf16", "mfma", "ordered")),
     ],
     ids=lambda value: value if isinstance(value, str) else ids(value),
 )
@@ -98,10 +113,13 @@ def test_products_are_of_their_class(pair, way):
         a = replace(drawn(pair[0], 17, 96, low, high, 1), prescale=prescale)
         b = drawn(pair[1], 40, 96, low, high, 2)
         a.scales[3, 1], b.scales[5, 2] = 255, 255
+        if not pair[0].scale.powers:
+            a = replace(a, prescale=False)
         got, widened = multiplied(backend, a, b, out, prepared=low == 100)
         assert_within_class(got, a, b, out)
         assert np.isnan(got[3].astype(np.float32)).all()
-        if MXFP4_E1M2 not in pair:  # bfloat16 holds its values under every scale
+        # Bfloat16 holds the values of E1M2 under every scale, all of NVFP4, and nearly all of MXINT8.
+        if not {MXFP4_E1M2, MXINT8, NVFP4} & {*pair}:
             assert widened == (high == 254 and way != "ordered")
 
 
@@ -122,15 +140,6 @@ def test_ordered_has_the_bits_of_the_reference(pair):
         for out, folded in itertools.product(("float32", "bfloat16"), ways):
             want = scaled_gemm(a, b, profile="ordered", out_dtype=out)
             assert np.array_equal(bits(ordered(left, right, out, folded)), bits(want))
-
-
-@pytest.mark.clause("conformance.capabilities")
-def test_matrix_cores_of_gfx950_refuse_what_they_do_not_multiply():
-    backend = TritonBackend(bounded="mfma")
-    a, b = (on("cpu", drawn(made, 16, 32, 120, 130, 0)) for made in (MXFP6_E2M3, MXFP4))
-    with pytest.raises(UnsupportedError, match="bounded of mxfp6_e2m3 x mxfp4 in gemms"):
-        backend.scaled_gemm(a, b, profile="bounded")
-    backend.scaled_gemm(a, b, profile="ordered")
 
 
 @pytest.mark.clause("gemm.nan")
@@ -186,23 +195,47 @@ def test_a_prepared_weight_is_read_in_place_of_its_codes(monkeypatch):
     want = backend.scaled_gemm(a, b, profile="bounded")
     made = backend.prepare(b, profile="bounded")
     decoded = []
-    dequantize = "mxref_triton.products.bounded.dequantize"
-    from mxref_triton.products import bounded
-
-    kept = bounded.dequantize
-    monkeypatch.setattr(dequantize, lambda q, *rest: (decoded.append(q.shape), kept(q, *rest))[1])
+    kept = by_value.dequantize
+    monkeypatch.setattr(
+        by_value, "dequantize", lambda q, *rest, **how: (decoded.append(q.shape), kept(q, *rest, **how))[1]
+    )
     assert np.array_equal(bits(backend.scaled_gemm(a, made, profile="bounded")), bits(want))
     assert decoded == [(16, 64)]
 
 
-@pytest.mark.clause("conformance.dual")
-def test_matrix_cores_add_where_they_store():
-    backend = TritonBackend(bounded="mfma")
+@pytest.mark.clause("conformance.dual", "gemm.tensor_scale")
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("way", ["bf16", "mfma", "ordered"])
+@pytest.mark.parametrize(
+    "pair",
+    declared(
+        [(MXFP8_E5M2, MXFP8_E4M3), (MXFP6_E2M3, MXFP4), (NVFP4, NVFP4), (MXFP4, MXFP4), (MXINT8, MXFP4)]
+    ),
+    ids=ids,
+)
+def test_products_are_added_where_they_are_stored(pair, way, prepared):
+    backend = TritonBackend(bounded=way)
     a, b = (
-        on("cpu", drawn(made, rows, 64, 120, 130, rows))
-        for made, rows in ((MXFP8_E5M2, 16), (MXFP8_E4M3, 24))
+        on("cpu", drawn(made, rows, 64, 120, 130, rows)) for made, rows in zip(pair, (16, 24), strict=True)
     )
-    onto = torch.linspace(-1e9, 1e9, 16 * 24).reshape(16, 24)
-    want = onto + backend.scaled_gemm(a, b, profile="bounded")
+    if prepared:
+        b = backend.prepare(b, profile="bounded")
+    product = backend.scaled_gemm(a, b, profile="bounded")
+    onto = torch.linspace(-1, 1, 16 * 24).reshape(16, 24) * product.abs().max()
+    want = onto + product
     backend.add_product(a, b, onto, profile="bounded")
     assert torch.equal(onto, want)
+
+
+@pytest.mark.clause("gemm.tensor_scale", "gemm.bounded")
+@pytest.mark.skipif(not declared([(NVFP4, NVFP4)]), reason="not declared")
+def test_the_scales_of_tensors_are_applied_to_the_sum_and_that_of_a_first():
+    """One alone would overflow the sum, the other would make it vanish."""
+    backend = TritonBackend(bounded="bf16")
+    a, b = (drawn(NVFP4, rows, 64, 0, 0, rows) for rows in (16, 24))
+    for t_a, t_b in ((2.0**100, 2.0**-100), (2.0**-100, 2.0**100), (2.0**60, 2.0**60), (2.0**-140, 2.0**-9)):
+        left, right = (replace(q, tensor_scale=np.float32([t])) for q, t in ((a, t_a), (b, t_b)))
+        got, widened = multiplied(backend, left, right)
+        assert not widened
+        assert_within_class(got, left, right, "float32")
+    assert (got != 0).any()

@@ -13,7 +13,7 @@ from mxref.errors import RecipeError
 from mxref.formats import E2M1, MXFP4, MXFP4_E1M2, MXFP6_E2M3, MXFP6_E3M2, MXFP8_E4M3
 from mxref.gemm import bounded_tolerance, scaled_gemm
 from mxref_triton import TritonBackend
-from mxref_triton.products import bounded
+from mxref_triton.products import bounded, by_value
 from mxref_triton.products import fold as folding
 from mxref_triton.products.fold import Fold, fold
 from mxref_triton.products.ordered import ordered
@@ -226,7 +226,7 @@ def test_a_prepared_operand_changes_no_bit(profile, monkeypatch):
     left = backend.prepare(a, profile=profile)
     assert (bits(backend.scaled_gemm(left, b, profile=profile)) == plain).all()
     if profile is GemmProfile.BOUNDED:  # decoded once, for all products that share it
-        monkeypatch.setattr(bounded, "_decoded", None)
+        monkeypatch.setattr(by_value, "_decoded", None)
     assert (bits(backend.scaled_gemm(left, made, profile=profile)) == plain).all()
 
 
@@ -234,7 +234,7 @@ def test_a_prepared_operand_changes_no_bit(profile, monkeypatch):
 def test_a_left_operand_is_folded_into_e5m2_if_that_holds_it_and_it_was_not_prepared(monkeypatch):
     """On a Hopper, as far as the choice goes: the folded product itself is cuBLAS's."""
     backend = TritonBackend(bounded="fp8")
-    monkeypatch.setattr(bounded, "_is_hopper", lambda device: True)
+    monkeypatch.setattr(bounded, "is_hopper", lambda device: True)
     monkeypatch.setattr(bounded, "_fp8", lambda a, b, left, right, out: left.values.dtype)
     monkeypatch.setattr(bounded, "_by_value", lambda *_: "values")
 
