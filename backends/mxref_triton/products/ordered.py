@@ -35,6 +35,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from mxref.formats import CANONICAL_NAN, BlockFormat, ElementFormat
 from mxref.mxarray import MXArray
 from mxref_triton.lane.quads import byte_of_pair, half_element, load_codes
+from mxref_triton.lane.scale import value_of_scale
 from mxref_triton.launch import INTERPRETED, launch, power_of_two_from, tiles_of
 from mxref_triton.memory import empty
 from mxref_triton.operands import rows_of, unprescale
@@ -132,13 +133,6 @@ def store_tile(
     at = out + row.to(tl.int64)[:, None] * columns + column[None, :]
     here = (row < rows)[:, None] & (column < columns)[None, :]
     store_bits(acc, bits, at, here, NAN, HALF)
-
-
-@triton.jit
-def _scale_value(code, S: tl.constexpr):
-    """Return scales with a mantissa, float32; NaN for codes above the largest."""
-    value = (code << (23 - S.mantissa_bits)).to(tl.float32, bitcast=True) * (2.0 ** (127 - S.bias))
-    return tl.where(code > S.max_code, float("nan"), value)
 
 
 @triton.jit
@@ -256,7 +250,7 @@ def ordered_sum(
         dot = tl.dot(_element(a_odd, A, EMULATED), _element(b_odd, B, EMULATED), dot, out_dtype=tl.float32)
         if not S.powers:
             # Both products are exact.
-            power = _scale_value(code_a, S)[:, None] * _scale_value(code_b, S)[None, :]
+            power = value_of_scale(code_a, S)[:, None] * value_of_scale(code_b, S)[None, :]
             acc = tl.fma(dot * (2.0**UNDO), power, acc)
         else:
             nan_a, nan_b = code_a == S.nan_code, code_b == S.nan_code
