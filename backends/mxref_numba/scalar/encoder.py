@@ -205,7 +205,7 @@ def _encode_quotients(row, bits, start, k, divisor, job, random, grid, codes):
 # ---- the pass ----
 
 
-@kernel
+@kernel(inline="always")
 def _pack(codes, width, bits, packed):
     """Store codes without gaps."""
     one, two, three, four = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
