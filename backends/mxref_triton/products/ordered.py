@@ -3,10 +3,7 @@
 Three kernels give the same bits. One reads packed codes of any format, under any scale. It multiplies in float16, which
 holds every element, with sums in float32. A block's dot is exact there for elements of 4 and 6 bits and of INT8: of two
 E3M2 it has 23 bits, of any other pair fewer. With scales of UE4M3 and both their significands a dot of NVFP4 has 20.
-With an element of E4M3 or E5M2 a dot has up to 69 bits. It is then computed in float64, for E5M2 in two parts, and the
-sum with the accumulator is rounded to odd in float64 before it is rounded to float32, which gives the bits of one
-rounding (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd",
-IEEE Transactions on Computers, 2008).
+With an element of E4M3 or E5M2 a dot has up to 69 bits; see `mxref_triton.products.wide`.
 
 The others read folded operands of MXFP4 and E1M2: FP8 matrix units sum 13 bits exactly, so both elements must have 4
 bits. Each 32-block dot is exact in a matrix unit, and enters the accumulator in one float32 addition, on Hopper inside
@@ -41,6 +38,7 @@ from mxref_triton.memory import empty
 from mxref_triton.operands import rows_of, unprescale
 from mxref_triton.products.fold import Folded
 from mxref_triton.products.tiling import MATRIX_SIDE, Tile, largest_busy
+from mxref_triton.products.wide import add_wide
 
 _BLOCK = 32
 """Elements of a block of the formats that are folded."""
@@ -54,7 +52,6 @@ _MISFIT_TILE = 256 if INTERPRETED else 64
 _MISFIT_PROGRAMS = 1 if INTERPRETED else 528
 _ANY_LENGTH = ["rows", "blocks"]
 """Arguments of which gfx950 and Hopper have the same instructions whatever they are divisible by."""
-_ON_AMD = tl.constexpr(torch.version.hip is not None)
 _GROUP = 8
 """Tiles along M that share their columns of B in the second-level cache."""
 
@@ -136,87 +133,6 @@ def store_tile(
 
 
 @triton.jit
-def _two_sum(x, y):
-    """Return the float64 x + y, rounded, and its error, exact (Knuth)."""
-    total = x + y
-    other = total - x
-    return total, (x - (total - other)) + (y - other)
-
-
-@triton.jit
-def _to_odd(total, error):
-    """Return total + error rounded to odd: a float64 that is not exact becomes the neighbour whose last bit is set."""
-    bits = total.to(tl.int64, bitcast=True)
-    # Bits grow with the magnitude. Neither comparison holds for an error of 0 or NaN.
-    inexact, grows = (error < 0) | (error > 0), (error > 0) == (total > 0)
-    step = tl.where(inexact & ((bits & 1) == 0), tl.where(grows, 1, -1), 0)
-    return (bits + step).to(tl.float64, bitcast=True)
-
-
-@triton.jit
-def _wide_part(half, E: tl.constexpr, SMALL: tl.constexpr):
-    """Return finite elements in float64, 0 for NaN and Inf; of E5M2 the small ones or the large ones, 0 for others."""
-    value = tl.where(half - half == 0, half.to(tl.float32), 0.0)
-    if E.max_exponent + 1 - E.unit_exponent > 24:
-        LARGE: tl.constexpr = 2.0 ** (E.unit_exponent + 12 + E.bias - 15)
-        value = tl.where((tl.abs(value) < LARGE) == SMALL, value, 0.0)
-    value = value.to(tl.float64)
-    # On NVIDIA's GPUs Triton chooses how a product reads float64 by the bytes of the codes, and finds no way. A sum of
-    # one number hides the codes from it.
-    return value if _ON_AMD else tl.sum(value[:, :, None], 2)
-
-
-@triton.jit
-def _wide_dot(
-    a_even, a_odd, b_even, b_odd, dot, A: tl.constexpr, B: tl.constexpr, SMALL_A: tl.constexpr, SMALL_B: tl.constexpr
-):  # fmt: skip
-    """Return a float64 dot plus that of the named parts of a block, exact."""
-    dot = tl.dot(_wide_part(a_even, A, SMALL_A), _wide_part(b_even, B, SMALL_B), dot, out_dtype=tl.float64)
-    return tl.dot(_wide_part(a_odd, A, SMALL_A), _wide_part(b_odd, B, SMALL_B), dot, out_dtype=tl.float64)
-
-
-@triton.jit
-def _add_wide(acc, special, a_even, a_odd, b_even, b_odd, power, A: tl.constexpr, B: tl.constexpr):
-    """Return acc plus the dots of a block times powers of two, the real sum rounded once to float32.
-
-    Two blocks of E4M3 have dots of 41 bits. Large and small elements of E5M2 are multiplied apart: dots of two large
-    parts have 49 bits, the sum of the other dots 50.
-
-    Args:
-        acc: float32.
-        special: what is added where it is infinite or NaN; an infinite `acc` stays otherwise.
-        a_even: elements of A with even index, float16 [rows, K / 2]; so are the others.
-        a_odd: of A, odd index.
-        b_even: of B, [K / 2, columns].
-        b_odd: of B, odd index.
-        power: float64.
-        A: the element format of A.
-        B: that of B.
-    """
-    SPLIT_A: tl.constexpr = A.max_exponent + 1 - A.unit_exponent > 24
-    SPLIT_B: tl.constexpr = B.max_exponent + 1 - B.unit_exponent > 24
-    wide = acc.to(tl.float64)
-    none = tl.zeros_like(wide)
-    total = _wide_dot(a_even, a_odd, b_even, b_odd, none, A, B, False, False) * power
-    if SPLIT_A or SPLIT_B:
-        low = none
-        if SPLIT_A:
-            low = _wide_dot(a_even, a_odd, b_even, b_odd, low, A, B, True, False)
-        if SPLIT_B:
-            low = _wide_dot(a_even, a_odd, b_even, b_odd, low, A, B, False, True)
-        if SPLIT_A and SPLIT_B:
-            low = _wide_dot(a_even, a_odd, b_even, b_odd, low, A, B, True, True)
-        high, low = _two_sum(total, low * power)
-        total, error = _two_sum(wide, high)
-        rest, lost = _two_sum(error, low)
-        total, error = _two_sum(total, _to_odd(rest, lost))
-    else:
-        total, error = _two_sum(wide, total)
-    finite = tl.where(acc - acc == 0, _to_odd(total, error).to(tl.float32), acc)
-    return tl.where(special - special == 0, finite, acc + special)
-
-
-@triton.jit
 def ordered_sum(
     a_codes, a_scales, b_codes, b_scales, row, column, rows, columns, first, last, blocks,
     A: tl.constexpr, B: tl.constexpr, S: tl.constexpr, K: tl.constexpr, LARGEST: tl.constexpr, WIDE: tl.constexpr,
@@ -257,7 +173,7 @@ def ordered_sum(
             if WIDE:
                 power_a, power_b = wide_power(code_a - S.bias + UNDO), wide_power(code_b - S.bias)
                 dot = tl.where(nan_a[:, None] | nan_b[None, :], float("nan"), dot)
-                acc = _add_wide(
+                acc = add_wide(
                     acc, dot, half_element(a_even, A), half_element(a_odd, A), half_element(b_even, B),
                     half_element(b_odd, B), power_a[:, None] * power_b[None, :], A, B,
                 )  # fmt: skip
