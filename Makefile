@@ -18,6 +18,7 @@ DATA ?= builtin
 VAL ?=
 TOKENIZER ?=
 FORMAT ?=
+CHECKOUTS ?=
 URL ?=
 REFS ?= main
 VERSION ?=
@@ -41,7 +42,7 @@ STAMP := $(VENV)/.installed
 TITAN := .venv-torchtitan
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo demo-takes quick test test-compiled test-conformance test-older-cpu test-one-core test-model test-aot test-studies test-faults test-long test-explorer test-pages test-gpu test-torchtitan bench-gpu exhaustive prove clauses lint format docs docs-versions tables vectors release bench warm-up aot peers relock freeze clean
+.PHONY: help env demo demo-takes quick test test-compiled test-conformance test-older-cpu test-one-core test-model test-aot test-studies test-faults test-long test-explorer test-pages test-gpu test-torchtitan bench-gpu exhaustive prove clauses lint format docs docs-versions tables vectors release bench warm-up aot peers matrix relock freeze clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -170,6 +171,13 @@ peers:  ## run other implementations of MXFP4, in .venv-peers, and record what t
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[peers]'
 	PYTHONPATH=tests .venv-peers/bin/python -m peers
+
+matrix:  ## ask every implementation, clause by clause, in .venv-matrix, and record it in docs/records (CHECKOUTS='--microxcaling ../mx'); then make tables
+	test -x .venv-matrix/bin/python || $(PYTHON) -m venv .venv-matrix
+	.venv-matrix/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	.venv-matrix/bin/pip install --quiet --disable-pip-version-check --upgrade --editable '.[peers,matrix]'
+	SKIP_CUDA_BUILD=1 .venv-matrix/bin/pip install --quiet --disable-pip-version-check --upgrade --no-build-isolation --no-deps amd-quark fouroversix
+	PYTHONPATH=tests .venv-matrix/bin/python -m peers.matrix $(CHECKOUTS)
 
 test-torchtitan: $(TITAN)/.installed  ## train the Llama of torchtitan by mxref's recipes, in .venv-torchtitan
 	$(TITAN)/bin/python -m pytest tests/torchtitan

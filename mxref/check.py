@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +45,8 @@ def check_quantizer(
     stream: Stream | None = None,
     seed: int = 0,
     shrink: bool = True,
+    recording: str | Path | None = None,
+    facts: Mapping[str, str] | None = None,
 ) -> Report:
     """Hold a function to the specification of one treatment, with the requests of `mxref conform`.
 
@@ -61,6 +65,10 @@ def check_quantizer(
         stream: the random stream whose bits the function draws, for SR and random signs.
         seed: of drawn values.
         shrink: whether the first failure of each clause is shrunk to the smallest block that fails.
+        recording: a file to write, `.npz`: every matrix that the function was given, and the bytes of its answer.
+            `mxref conform --replay` and the matrix of implementations read it, and compare the bytes themselves.
+        facts: what a reader of this file should know, such as the name and version of the implementation. Versions of
+            mxref, NumPy and torch, the platform and the device are added.
 
     Returns:
         A report, true if everything passed. `str` shows the failures, `require()` raises ConformanceError with them.
@@ -68,16 +76,18 @@ def check_quantizer(
     Raises:
         RecipeError, ShapeError, DtypeError: an argument that does not fit.
         BackendError: a device that torch does not have here.
+        FileFormatError: a recording that cannot be written.
 
     What the function raises, or returns instead of arrays that fit, breaks `conformance.protocol`; after the first
     call it ends the run. So do codes or scales that are right in another layout, which the failure names.
     """
     from mxref.capabilities import Capabilities
-    from mxref.conformance import examined
+    from mxref.conformance import archive, examined
     from mxref.conformance.checking import Op, Plan
     from mxref.conformance.clauses import by_rank
     from mxref.conformance.function import FunctionBackend, Ways
     from mxref.conformance.outcome import Level, Report
+    from mxref.conformance.replay import Recording, save_recording
     from mxref.layouts.foreign import layouts_of
     from mxref.placement import Placement
     from mxref.plan import plan_quantize
@@ -112,12 +122,18 @@ def check_quantizer(
     names = (layout,) if isinstance(layout, str) else tuple(layout)
     plan = Plan(Level(level), seed, treatment, types[0], Capabilities())
     ways = Ways(plan, along, layouts_of(names), device, stream, types, finite, strided, rows, unit)
-    backend = FunctionBackend(function, ways)
+    backend = FunctionBackend(function, ways, keep=recording is not None)
     _require_device(backend)
+    if recording is not None:
+        archive.check_name(recording)
     asked = list(ways.checks())
     results = examined(backend, asked[:1], shrink)
     if not any(result.failed for result in results.values()):  # else every check would fail alike
         results = examined(backend, asked, shrink)
+    if recording is not None:
+        reason = f"check_quantizer, level {level}, seed {seed}"
+        known = _machine(device) | dict(facts or {})
+        save_recording(recording, Recording(backend.name, backend.recorded, reason, known))
     return Report(
         backend.name, Level(level), seed, (Op.QUANTIZE.value,), tuple(results[c] for c in by_rank(results)),
         time.monotonic() - start, (made.name,),
@@ -191,6 +207,18 @@ def _require_device(backend: FunctionBackend) -> None:
             f"device = {backend.ways.device!r} cannot hold a tensor here: {text}; name a device of this machine, as "
             "device='cpu', or leave it out for NumPy arrays"
         ) from err
+
+
+def _machine(device: str | None) -> dict[str, str]:
+    """Return what the answers of a function may depend on besides its own version."""
+    facts = {"platform": platform.platform(), "numpy": np.__version__, "device": "cpu"}
+    if device is not None:
+        import torch
+
+        facts |= {"torch": torch.__version__, "device": device}
+        if torch.device(device).type == "cuda":
+            facts["device"] = torch.cuda.get_device_name(device)
+    return facts
 
 
 def _matrix_axis(axis: int) -> int:

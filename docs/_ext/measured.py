@@ -24,6 +24,7 @@ STUDIES = (
     "peers.pages",
     "peers.nvfp4",
     "peers.blocks",
+    "peers.matrix_page",
     "calibration.identify",
     "exhaustive.table",
     "prove.certificates",

@@ -28,6 +28,7 @@ from mxref.conformance.clauses import storage_clause
 from mxref.conformance.dump import compare_arrays, on_host, on_host_bytes
 from mxref.conformance.finding import Blamed, quantize_check
 from mxref.conformance.outcome import CheckResult
+from mxref.conformance.replay import RecordedQuantization
 from mxref.conformance.requests.crafted import any_bits, crafted_blocks, heavy_tailed, tame
 from mxref.conformance.requests.decoding import differs
 from mxref.conformance.requests.quantizing import Blocks, MalformedAnswer, Place, Request
@@ -41,6 +42,7 @@ from mxref.quantization import dequantize, quantize_planned
 from mxref.recipe import GemmProfile
 from mxref.steps.hadamard import Rotation
 from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
 
 _FLOATS = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64))
 
@@ -55,10 +57,14 @@ class Stored(NamedTuple):
 class FunctionBackend(Backend):
     """Quantizes by a function of a matrix; declares the treatment of that function and nothing else."""
 
-    def __init__(self, function: Callable[[Any], Any], ways: Ways) -> None:
-        """Wrap a function of a matrix that returns codes and scales, an MXArray, or the dequantized matrix."""
+    def __init__(self, function: Callable[[Any], Any], ways: Ways, keep: bool = False) -> None:
+        """Wrap a function of a matrix that returns codes and scales, an MXArray, or the dequantized matrix.
+
+        With `keep`, every call and its answer is kept for `recorded`.
+        """
         self.name = getattr(function, "__name__", type(function).__name__)
         self.function, self.ways, spec = function, ways, ways.plan.base
+        self._keep, self._calls = keep, list[RecordedQuantization]()
         self.capabilities = Capabilities(
             formats=frozenset({ways.plan.format}), scale_rules=frozenset({spec.scale_rule}),
             roundings=frozenset({spec.rounding}), max_sr_bits=spec.sr_bits, blocks=frozenset({spec.block}),
@@ -87,7 +93,25 @@ class FunctionBackend(Backend):
     def quantize(self, x: Any, spec: Any, **arguments: Any) -> MXArray:
         """Quantize by the function; the result is on the host."""
         plan = self.plan(x, spec, **arguments)
-        return plan.array(*self._quantize(x, plan))
+        given = np.array(self.to_numpy(x)) if self._keep else None  # before the function may write to it
+        stored = self._quantize(x, plan)
+        q = plan.array(*stored)
+        if given is not None:
+            request = Request(given, plan.spec, plan.axis, self.ways.stream)
+            self._calls.append(RecordedQuantization({}, request, *stored))
+        return q
+
+    @property
+    def recorded(self) -> tuple[RecordedQuantization, ...]:
+        """The calls that were answered. They are joined to larger matrices where no bit depends on another row."""
+        spec = self.ways.plan.base
+        if spec.block.is_tile or spec.rounding is Rounding.SR:
+            return tuple(self._calls)
+        alike: dict[tuple[str, int, int], list[RecordedQuantization]] = {}
+        for call in self._calls:
+            x, axis = call.request.x, call.request.axis
+            alike.setdefault((dtype_name(x), axis, x.shape[axis]), []).append(call)
+        return tuple(map(_joined, alike.values()))
 
     def _quantize(self, x: Any, plan: QuantPlan) -> Stored:
         if plan.spec != self.ways.plan.base or plan.length != plan.shape[plan.axis]:
@@ -132,6 +156,14 @@ class FunctionBackend(Backend):
 
     def _scaled_gemm(self, a: MXArray, b: MXArray, profile: GemmProfile, out_dtype: str) -> Any:
         raise NotImplementedError
+
+
+def _joined(calls: list[RecordedQuantization]) -> RecordedQuantization:
+    """Return calls whose matrices have the same length along the same block axis as one."""
+    request = calls[0].request
+    x = np.concatenate([call.request.x for call in calls], axis=1 - request.axis)
+    codes, scales = (np.concatenate([getattr(call, part) for call in calls]) for part in ("codes", "scales"))
+    return RecordedQuantization({}, replace(request, x=x), codes, scales)
 
 
 def codes_of_values(values: NDArray[Any], want: MXArray) -> Stored:

@@ -1,6 +1,7 @@
-"""Operations that a training run recorded, with their answers: their file, and what comes of them a second time.
+"""Operations that a training run or `check_quantizer` recorded: their file, and what comes of them a second time.
 
-A shadow of a training run asks an operation for its `failure`; `mxref conform --replay` repeats it on a backend too.
+A file holds inputs and answers, no verdicts. A shadow of a training run asks an operation for its `failure`;
+`mxref conform --replay` repeats it on a backend too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref._version import __version__
+from mxref._version import SPECIFICATION, __version__
 from mxref.backend import Backend
 from mxref.conformance import archive
 from mxref.conformance.archive import plain_array, typed_array
@@ -190,7 +191,7 @@ def replay(file: str | Path, backend: Backend | str, *, shrink: bool = True) -> 
     """Do the operations of a recording again and compare every bit; products under `bounded` with their tolerance.
 
     Args:
-        file: what `mxref_torch.record` or a shadow wrote.
+        file: what `mxref_torch.record`, a shadow or `check_quantizer` wrote.
         backend: the backend to ask now, in this process.
         shrink: whether the first difference is shrunk to the smallest block or product that still differs.
 
@@ -234,8 +235,8 @@ def save_recording(path: str | Path, recording: Recording) -> None:
     arrays: dict[str, NDArray[Any]] = {}
     calls = [_table(call, f"{i}.", arrays) for i, call in enumerate(recording.calls)]
     meta = {
-        "format": FORMAT, "mxref": __version__, "backend": recording.backend, "reason": recording.reason,
-        "facts": dict(recording.facts), "calls": calls,
+        "format": FORMAT, "mxref": __version__, "specification": SPECIFICATION, "backend": recording.backend,
+        "reason": recording.reason, "facts": dict(recording.facts), "calls": calls,
     }  # fmt: skip
     archive.save(path, meta, arrays)
 
@@ -244,10 +245,13 @@ def load_recording(path: str | Path) -> Recording:
     """Return the recording of `save_recording`.
 
     Raises:
-        FileFormatError: the file is missing, damaged, or holds something else.
+        FileFormatError: the file is missing, damaged, holds something else, or was recorded under another version of
+            the specification, whose right answers may be others.
     """
-    way_out = "give a file that mxref_torch.record or a shadow wrote"
+    way_out = "give a file that mxref_torch.record, a shadow or check_quantizer wrote with this version"
     with archive.opened(path, FORMAT, "a recording", way_out) as (meta, arrays):
+        if (found := meta.get("specification", "unknown")) != SPECIFICATION:
+            raise ValueError(f"its answers are to specification {found}, and this is {SPECIFICATION}")
         calls = tuple(_call(table, f"{i}.", arrays) for i, table in enumerate(meta["calls"]))
         return Recording(meta["backend"], calls, meta["reason"], meta["facts"])
 

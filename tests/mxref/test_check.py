@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -12,7 +13,15 @@ import pytest
 
 import mxref
 from mxref import DIALECTS, OperandSpec, Stream, check_quantizer
-from mxref.errors import BackendError, ConformanceError, DtypeError, RecipeError, ShapeError
+from mxref.conformance.replay import load_recording, replay
+from mxref.errors import (
+    BackendError,
+    ConformanceError,
+    DtypeError,
+    FileFormatError,
+    RecipeError,
+    ShapeError,
+)
 from mxref.layouts.packed import unpack
 
 AMD = DIALECTS["amd"].spec
@@ -295,3 +304,58 @@ def test_tensors() -> None:
 
     report = check_quantizer(function, "amd", device="cpu", dtypes=("float32", "bfloat16"))
     assert report, str(report)
+
+
+def test_a_recording_holds_what_was_asked_and_answered_and_no_verdict(tmp_path: Path) -> None:
+    file = tmp_path / "mine.npz"
+    function = changed(rounding="rna")
+    report = check_quantizer(function, "amd", recording=file, facts={"kernel": "1.2"})
+    recording = load_recording(file)
+    assert recording.backend == "quantize"
+    assert recording.facts["kernel"] == "1.2"
+    assert {"device", "numpy", "platform"} <= {*recording.facts}
+    failures = [call.failure for call in recording.calls if call.failure]
+    assert {failure.clause for failure in failures} == {"rounding.rne"} == {*report.failing}
+    for call in recording.calls:
+        codes, scales = function(call.request.x)
+        assert np.array_equal(call.codes, codes)
+        assert np.array_equal(call.scales, scales)
+    held = {
+        row.tobytes() for call in recording.calls for row in call.request.x if call.request.x.shape[1] == 32
+    }
+    words = np.array([int(word, 16) for word in report.failures[0].inputs["x"]], np.uint32)
+    assert words.tobytes() in held, "the shrunk block is in the file"
+    assert not replay(file, "reference").ok
+    assert not any(call.answered for call in replay(file, "reference").calls)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_recording_of_a_right_function_is_right(name: str, tmp_path: Path) -> None:
+    spec, options = SPECS[name]
+    for axis in (0, -1):
+        file = tmp_path / f"{axis}.npz"
+        function = quantizer(spec, axis, options.get("stream"))
+        assert check_quantizer(function, spec, axis=axis, recording=file, **options)
+        recording = load_recording(file)
+        assert sum(call.scales.size for call in recording.calls) > 300
+        assert not any(call.failure for call in recording.calls)
+
+
+def test_a_recording_keeps_the_input_that_a_function_overwrites(tmp_path: Path) -> None:
+    def overwrites(x: Any) -> Any:
+        codes, scales = quantizer("amd")(x)
+        x[:] = 0
+        return codes, scales
+
+    check_quantizer(overwrites, "amd", shrink=False, strided=False, recording=tmp_path / "mine.npz")
+    recording = load_recording(tmp_path / "mine.npz")
+    assert not any(call.failure for call in recording.calls)
+
+
+def test_a_recording_that_cannot_be_written_is_refused_before_the_function_is_called(tmp_path: Path) -> None:
+    def never(x: Any) -> Any:
+        raise AssertionError("called")
+
+    for path in (tmp_path / "mine.bin", tmp_path / "no" / "mine.npz"):
+        with pytest.raises(FileFormatError):
+            check_quantizer(never, "amd", recording=path)
