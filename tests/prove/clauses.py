@@ -170,6 +170,32 @@ def element_code(y: Term, byte: Term, element: ElementFormat, rounding: str = "r
     return choose(byte.equal(E8M0.nan_code), const(0, element.bits), code)
 
 
+# random.rst
+
+PHILOX = (0xD2511F53, 0xCD9E8D57)
+"""The factors of clause random.philox."""
+Words = tuple[Term, Term, Term, Term]
+
+
+def philox(counter: Words, key: tuple[Term, Term]) -> Words:
+    """Return the four words of a call. Clause random.philox."""
+    c0, c1, c2, c3 = counter
+    for turn in range(10):
+        k0, k1 = key[0] + turn * 0x9E3779B9, key[1] + turn * 0xBB67AE85
+        p0, p1 = widen(c0, 64) * PHILOX[0], widen(c2, 64) * PHILOX[1]
+        c0, c1, c2, c3 = (
+            extract(p1, 63, 32) ^ c1 ^ k0, extract(p1, 31, 0), extract(p0, 63, 32) ^ c3 ^ k1, extract(p0, 31, 0)
+        )  # fmt: skip
+    return c0, c1, c2, c3
+
+
+def random_integer(words: Sequence[Term], element: int, bits: int) -> Term:
+    """Return r of an element of eight, from the words of its call, for R up to 16. Clause random.elements."""
+    j = element % 8
+    half = extract(words[j >> 1], 16 * (j & 1) + 15, 16 * (j & 1))
+    return half >> (16 - bits)
+
+
 # packing.rst
 
 

@@ -32,6 +32,7 @@ class Case:
     rule: str
     dtype: str
     zero_scale: int = 0
+    rounding: str = "rne"
     masked: bool = False
     """Whether the last program has fewer units than the others."""
 
@@ -39,6 +40,7 @@ class Case:
     def name(self) -> str:
         """The case's name, of its fields."""
         zero = f".zero{self.zero_scale}" if self.zero_scale else ""
+        zero += "" if self.rounding == "rne" else f".{self.rounding}"
         return f"{self.format}.{self.rule}.{self.dtype}{zero}{'.masked' if self.masked else ''}"
 
     @property
@@ -52,6 +54,11 @@ def cases() -> dict[str, Case]:
     out = [Case(made, rule, "bfloat16") for made in FORMATS for rule in RULES]
     out += [Case("mxfp4", rule, dtype) for rule in RULES for dtype in ("float16", "float32")]
     out += [Case("mxfp4", "even", "bfloat16", 127), Case("mxfp4", "even", "bfloat16", masked=True)]
+    out += [
+        Case("mxfp4", rule, "bfloat16", rounding=how)
+        for rule in ("floor", "even")
+        for how in ("rna", "rtz", "sr")
+    ]
     return {case.name: case for case in out}
 
 
@@ -105,7 +112,7 @@ def faults_below(llvm: str, machine: str, target: str, products: int) -> list[st
         for name, mode in (("round_mode_32", 0), ("denorm_mode_32", 3)):
             if re.findall(rf"\.amdhsa_float_{name} (\d)", machine) != [str(mode)]:
                 out.append(f"the kernel's mode {name} is not {mode}")
-        fused = re.findall(r"\b(v_(?:pk_)?(?:fma|mad|fmac|mac|fmaak|fmamk)\w*)", machine)
+        fused = re.findall(r"\b(v_(?:pk_)?(?:fma|mad|fmac|mac|fmaak|fmamk)_f\d+)", machine)
         found = sum(2 if name.startswith("v_pk") else 1 for name in fused)
     else:
         out += [f"PTX has {name}" for name in sorted(set(re.findall(r"\S+\.(?:ftz|approx|sat)\S*", machine)))]
@@ -126,19 +133,23 @@ def _main(target: str, names: Sequence[str]) -> None:
     machine = absent.MACHINES[target]
     absent.become(machine)
     from aot.table import SIDE, CompiledCase
+    from mxref.placement import Placement
     from mxref.recipe import OperandSpec
+    from mxref.steps.random import Stream
+    from mxref.steps.rounding import Rounding
     from mxref.steps.scale import ScaleRule
+    from mxref_triton.backend import TritonBackend
     from prove.ttir import read
 
     for name in names:
         case = cases()[name]
-        spec = OperandSpec(case.block, ScaleRule(case.rule), zero_scale=case.zero_scale)
+        how = Rounding(case.rounding)
+        spec = OperandSpec(case.block, ScaleRule(case.rule), rounding=how, zero_scale=case.zero_scale)
         side = SIDE + 32 * case.masked
         x = partial(torch.empty, (side + case.masked, side), dtype=getattr(torch, case.dtype), device="cuda")
         with absent.launches() as seen:
-            CompiledCase(
-                name, lambda backend, x=x, spec=spec: backend.quantize(x(), spec, axis=1), side * side
-            ).launch()
+            run = partial(TritonBackend.quantize, x=x(), spec=spec, axis=1, placement=Placement(Stream(1)))
+            CompiledCase(name, run, side * side).launch()
         (launch,) = seen
         asm, metadata = launch.compiled.asm, launch.compiled.metadata
         kernel = read(asm["ttir"])

@@ -40,6 +40,7 @@ def _permuted(selector: int) -> Callable[[Term, Term], Term]:
 
 
 MEANING: dict[str, Callable[..., Term]] = {
+    "add.rz.f32 $0, $1, $2;": lambda a, b: apply("fadd.rz", a, b),
     "max.u16x2 $0, $1, $2;": _by_halves("umax"),
     "min.u16x2 $0, $1, $2;": _by_halves("umin"),
     "fma.rn.bf16x2 $0, $1, $2, $3;": _by_halves("fma"),

@@ -26,7 +26,13 @@ _TRUTHS = {
     "eq": Kind.EQUAL, "ult": Kind.BV_ULT, "ule": Kind.BV_ULE, "slt": Kind.BV_SLT, "sle": Kind.BV_SLE,
 }  # fmt: skip
 _EXTREMES = {"umin": Kind.BV_ULT, "umax": Kind.BV_UGT, "smin": Kind.BV_SLT, "smax": Kind.BV_SGT}
-_FLOAT = {"fadd": Kind.FP_ADD, "fsub": Kind.FP_SUB, "fmul": Kind.FP_MUL, "fma": Kind.FP_FMA}
+_FLOAT = {
+    "fadd": Kind.FP_ADD,
+    "fadd.rz": Kind.FP_ADD,
+    "fsub": Kind.FP_SUB,
+    "fmul": Kind.FP_MUL,
+    "fma": Kind.FP_FMA,
+}
 
 _SIGN = 0x80000000
 _MAGNITUDE = 0x7FFFFFFF
@@ -56,6 +62,7 @@ class _Query:
             options.set(bitwuzla.Option.TIME_LIMIT_PER, milliseconds)
         self.solver = bitwuzla.Bitwuzla(self.terms, options)
         self.nearest = self.terms.mk_rm_value(bitwuzla.RoundingMode.RNE)
+        self.to_zero = self.terms.mk_rm_value(bitwuzla.RoundingMode.RTZ)
         self.zero, self.one = (self.terms.mk_bv_value(self.terms.mk_bv_sort(1), bit) for bit in (0, 1))
         self.bits: dict[int, Any] = {}
         """By the terms' identity."""
@@ -116,7 +123,10 @@ class _Query:
             return result
         if term.op in _FLOAT:
             numbers = [self.float(arg) for arg in term.args]
-            return self.bits_of(term, make(_FLOAT[term.op], [self.nearest, *numbers]))
+            mode = self.to_zero if term.op == "fadd.rz" else self.nearest
+            return self.bits_of(term, make(_FLOAT[term.op], [mode, *numbers]))
+        if term.op == "ftoi":  # of what is no integer of this width, any
+            return make(Kind.FP_TO_SBV, [self.to_zero, self.float(term.args[0])], [term.width])
         if term.op == "half":
             half = make(Kind.FP_TO_FP_FROM_BV, args, [5, 11])
             return self.bits_of(term, make(Kind.FP_TO_FP_FROM_FP, [self.nearest, half], [8, 24]))

@@ -296,8 +296,8 @@ def _rebuilt(term: Term, args: tuple[Term, ...]) -> Term:
             return choose(*args)
         case "sext":
             return widen_signed(args[0], term.width)
-        case "half":
-            return Term("half", term.width, args)
+        case "half" | "ftoi":
+            return Term(term.op, term.width, args)
         case _:
             return apply(term.op, *args)
 
@@ -367,7 +367,14 @@ def _value(term: Term, args: list[Any], values: Mapping[str, Any]) -> Any:
         case (("slt" | "sle" | "smin" | "smax" | "sdiv" | "srem"), [a, b]):
             a, b = _as_signed(a, widths[0]), _as_signed(b, widths[0])
             return np.asarray(_NUMPY[term.op](a, b)).astype(np.int64).astype(np.uint64)
-        case (("fadd" | "fsub" | "fmul" | "fma" | "fmaximum"), _):
+        case "ftoi", [a]:
+            number = np.asarray(a).astype(np.uint32).view(np.float32)
+            return (
+                np.trunc(np.clip(np.nan_to_num(number), -(2.0**31), 2.0**31 - 128))
+                .astype(np.int64)
+                .astype(np.uint64)
+            )
+        case (("fadd" | "fadd.rz" | "fsub" | "fmul" | "fma" | "fmaximum"), _):
             return _float_value(term.op, args, widths[0])
         case "half", [a]:
             single = a.astype(np.uint16).view(np.float16).astype(np.float32)
@@ -403,10 +410,13 @@ def _float_value(op: str, args: list[Any], width: int) -> Any:
         if op == "fma":
             exact, rest = _sum(exact, wide[2])
     else:
-        exact, rest = _sum(wide[0], wide[1] if op == "fadd" else -wide[1])
+        exact, rest = _sum(wide[0], wide[1] if op.startswith("fadd") else -wide[1])
     # A value that keeps a sticky last bit is rounded once more without error.
     odd = _odd(exact, rest, np.uint64)
     single = odd.astype(np.float32)
+    if op == "fadd.rz":
+        beyond = np.abs(single) > np.abs(odd)
+        single = np.where(beyond, np.nextafter(single, np.float32(0)), single)
     if width == 32:
         return single.view(np.uint32).astype(np.uint64)
     kept = _odd(single, odd - single, np.uint32).view(np.uint32).astype(np.uint64)

@@ -13,6 +13,9 @@ pytest.importorskip("triton")
 
 from mxref import OperandSpec, quantize
 from mxref.cli import main
+from mxref.placement import Placement
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
 from mxref.steps.scale import ScaleRule
 from prove.certificates import (
     ASSUMPTIONS,
@@ -24,6 +27,7 @@ from prove.certificates import (
     proof_of,
     read_certificates,
     some_blocks,
+    stored_by_kernel,
     what_is_stale,
 )
 from prove.kernels import TARGETS, Compiled, cases, compile_cases, faults_below
@@ -32,7 +36,10 @@ from prove.theorems import NotProved
 from prove.ttir import UnknownOperation, digest_of, read, without_locations
 from usual import usual
 
-QUICK = ("mxfp4.even.bfloat16", "mxfp4.floor.bfloat16", "mxfp4.rceil.float32", "mxfp6_e2m3.even.bfloat16")
+QUICK = (
+    "mxfp4.even.bfloat16", "mxfp4.floor.bfloat16", "mxfp4.rceil.float32", "mxfp6_e2m3.even.bfloat16",
+    "mxfp4.floor.bfloat16.rna", "mxfp4.floor.bfloat16.sr",
+)  # fmt: skip
 """Cases of `make test`; the rest are of `make test-studies`."""
 HERE = [f"{target} {name}" for target in TARGETS for name in cases()]
 WHICH = pytest.mark.parametrize("which", usual(HERE, *(f"{t} {n}" for t in TARGETS for n in QUICK)))
@@ -97,9 +104,12 @@ def test_locations_and_names_of_the_source_change_nothing(compiled):
 def test_the_terms_give_the_references_bytes(compiled, which):
     proof = proof_of(compiled(*which.split()))
     blocks = some_blocks(proof, 10_000)
-    words, scales = proof.stored_by_kernel(blocks)
-    spec = OperandSpec(proof.case.block, ScaleRule(proof.case.rule), zero_scale=proof.case.zero_scale)
-    right = quantize(float32_of(proof.case, blocks), spec)
+    stream = Stream(seed=0x123456789ABCDEF0, step=7, layer=5, operand=3)
+    words, scales = stored_by_kernel(proof, blocks, (0x9ABCDEF0, 0x12345678, 5 << 8 | 3, 7))
+    case = proof.case
+    how = Rounding(case.rounding)
+    spec = OperandSpec(case.block, ScaleRule(case.rule), rounding=how, zero_scale=case.zero_scale)
+    right = quantize(float32_of(case, blocks), spec, placement=Placement(stream))
     assert (words.astype("<u4").view(np.uint8) == right.codes).all()
     assert (scales == right.scales[:, 0]).all()
     assert first_difference(proof, blocks) is None
@@ -188,6 +198,7 @@ FAULTS = {
     "packed arithmetic has another constant": (
         "sm_90", "mxfp4.even.bfloat16", ("dense<1124090624>", "dense<1124090625>"),
     ),
+    "half a gap is one too small": ("gfx950", "mxfp4.floor.bfloat16.rna", ("dense<2097152>", "dense<2097151>")),
     "one pair in 2^64": ("gfx950", "mxfp4.rceil.float32", rare),
 }  # fmt: skip
 
@@ -210,6 +221,18 @@ def test_a_planted_fault_has_a_counterexample(compiled, fault):
     print(f"{fault}: {command}")
     done = CliRunner().invoke(main, command.split()[1:])
     assert done.exit_code == 0, done.output
+
+
+def test_other_random_words_have_no_proof(compiled):
+    now = compiled("gfx950", "mxfp4.floor.bfloat16.sr")
+    for old, new, told in (
+        ("3449720151", "3449720153", "random|element"),
+        ("3528531795", "3528531793", "random"),
+    ):
+        other = Compiled(now.case, now.target, now.kernel, now.ttir.replace(old, new), [])
+        assert other.ttir != now.ttir
+        with pytest.raises(NotProved, match=told):
+            proof_of(other).steps()
 
 
 def test_what_has_no_meaning_here_is_named(compiled):

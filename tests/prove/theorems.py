@@ -42,8 +42,12 @@ from prove.terms import (
     var,
     variables,
     widen,
+    widen_signed,
 )
 from prove.ttir import LANE, Kernel, Load, Store
+
+SR_BITS = 16
+"""R of the treatments that are proved under SR."""
 
 
 class NotProved(Exception):
@@ -255,8 +259,49 @@ class Proof:
         words, byte = self.stored
         plain = self._leaf is self.amax & MAGNITUDE
         by = self.amax if plain else substitute([self._leaf], {self.amax: self.amax & MAGNITUDE})[0]
-        *words, byte = substitute([*words, byte], {self._kernels_amax: by})
+        *words, byte = substitute([*words, byte], {self._kernels_amax: by, **self._random_words})
         return words, byte
+
+    @cached_property
+    def _calls(self) -> list[Term]:
+        """The numbers of the Philox calls of a unit, in order, as one evaluation shows; `_random` proves it."""
+        if self.case.rounding != "sr":
+            return []
+        products = {
+            factor: [t for t in in_order(self.stored[0]) if t.op == "mul" and t.args[1].constant == factor]
+            for factor in (clauses.PHILOX[0], clauses.PHILOX[1])
+        }
+        later = {t for made in products.values() for t in made}
+        made = products[clauses.PHILOX[0]]
+        first = [t.args[0].args[1] for t in made if later.isdisjoint(in_order(t.args[:1]))]
+        whole = [c.args[0] if c.op == "extract" and c.args[0].width == 64 else c for c in first]
+        values = {f"argument{i}": 0 for i in range(14)} | {LANE: 0, "program_x": 0}
+        places = [int(place) for place in evaluate(whole, values)]
+        if sorted(places) != list(range(self.k // 8)):
+            raise NotProved(f"random: the calls of a unit are {sorted(places)}")
+        return [whole[places.index(call)] for call in range(self.k // 8)]
+
+    @cached_property
+    def _random_words(self) -> dict[Term, Term]:
+        """Philox's words as the clause makes them, and the variables that stand for them."""
+        out = {}
+        low, high, stream_low, stream_high = (var(f"argument{i}", 32) for i in range(10, 14))
+        for call, number in enumerate(self._calls):
+            number = widen(number, 64)
+            counter = (extract(number, 31, 0), extract(number, 63, 32), stream_low, stream_high)
+            for i, word in enumerate(clauses.philox(counter, (low, high))):
+                free = var(f"word{4 * call + i}", 32)
+                if i % 2:  # the low half of a product, of which the kernel may extract a part
+                    out[word.args[0]] = concat(var(f"high{4 * call + i}", 32), free)
+                else:
+                    out[word] = free
+        return out
+
+    def _random(self) -> Iterator[Step]:
+        for call, number in enumerate(self._calls):
+            group = var("argument8", self.kernel.widths[8])
+            expected = widen_signed(group, 64) + self._unit * (self.k // 8) + call
+            yield Step(f"random: call {call}", number.equal(extract(expected, number.width - 1, 0)))
 
     def _byte(self) -> Step:
         expected = clauses.scale_byte(
@@ -300,8 +345,18 @@ class Proof:
     @cached_property
     def _offset(self) -> int:
         """What is added to a code: the term of element 0 for zero."""
+        if self.case.rounding != "rne":
+            return 0
         values = {"amax": 0x3F800000, self.inputs[0].value: 0}
         return int(evaluate([self._rounded[0]], values)[0])
+
+    @cached_property
+    def _fraction(self) -> int:
+        """How many bits of the gap follow a code before packing."""
+        if self.case.rounding == "rne":
+            return 0
+        by_sum = any(term.op == "fadd.rz" for term in in_order(self._rounded))
+        return 28 if by_sum else 22
 
     @cached_property
     def _limit(self) -> int:
@@ -312,25 +367,39 @@ class Proof:
             inputs = numbers << 13
         values = {self.inputs[0].value: inputs.ravel()}
         (values["amax"],) = evaluate([self.ys[0]], values)
-        (found,) = evaluate([self._rounded[0] - self._offset], values)
+        values |= {f"word{i}": np.uint64(0xFFFFFFFF) for i in range(self.k // 2)}
+        (found,) = evaluate([(self._rounded[0] - self._offset) >> self._fraction], values)
         return self.element.max_code + int(found.max() > self.element.max_code)
 
     def _code_in(self, rounded: Term) -> tuple[Term, Term]:
         """Return whether a rounded term is the offset and a code up to the limit; and the code of the format."""
-        code = rounded - self._offset
+        code = (rounded - self._offset) >> self._fraction
         largest = const(self.element.max_code, code.width)
         return code.upto(self._limit), extract(apply("umin", code, largest), self.element.bits - 1, 0)
 
     def _elements(self) -> Iterator[Step]:
         first, y = self.inputs[0], self.ys[0]
         byte = clauses.scale_byte(self.amax, self.case.rule, self.element, self.case.zero_scale)
-        expected = clauses.rounded(clauses.scaled(y, byte, self.element), self.element, "rne")
-        for x, term in zip(self.inputs, self._rounded, strict=True):
-            (renamed,) = substitute([term], {x: first})
+        free = {first, self.amax, *(var(f"word{i}", 32) for i in range(4))}
+        for j, (x, term) in enumerate(zip(self.inputs, self._rounded, strict=True)):
+            words = [var(f"word{4 * (j // 8) + i}", 32) for i in range(4)]
+            names = {x: first} | {word: var(f"word{i}", 32) for i, word in enumerate(words)}
+            (renamed,) = substitute([term], names)
+            if not set(variables(renamed)) <= free:
+                raise NotProved("element: it depends on more than an element, amax and Philox's words")
             limited, code = self._code_in(renamed)
+            expected = self._expected(y, byte, j)
             goal = limited & code.equal(expected)
             not_above = (self.amax.below(INFINITY), (y & MAGNITUDE).upto(self.amax))
             yield Step("element", goal, (self.is_amax, *not_above))
+
+    def _expected(self, y: Term, byte: Term, j: int) -> Term:
+        """Return the magnitude code of the clauses, for the words of a call under SR."""
+        if self.case.rounding != "sr":
+            return clauses.rounded(clauses.scaled(y, byte, self.element), self.element, self.case.rounding)
+        v = clauses.scaled(y, byte, self.element, SR_BITS)
+        r = clauses.random_integer([var(f"word{i}", 32) for i in range(4)], j, SR_BITS)
+        return clauses.stochastic(v, widen(r, v.width), SR_BITS, self.element)
 
     def _words(self) -> Iterator[Step]:
         expected = []
@@ -358,7 +427,9 @@ class Proof:
     def whole_words(self) -> Iterator[Step]:
         """Yield for each word the question that `element` and `words` split: to find a block where they do not hold."""
         byte = clauses.scale_byte(self.amax & MAGNITUDE, self.case.rule, self.element, self.case.zero_scale)
-        stream = clauses.packed([clauses.element_code(y, byte, self.element) for y in self.ys])
+        stream = clauses.packed(
+            [clauses.element_code(y, byte, self.element, self.case.rounding) for y in self.ys]
+        )
         not_above = [~_finite(self.amax) | (y & MAGNITUDE).upto(self.amax) for y in self.ys]
         for place, word in enumerate(self._cut[0]):
             goal = word.equal(extract(stream, 32 * place + 31, 32 * place))
@@ -367,29 +438,15 @@ class Proof:
 
     def steps(self) -> list[Step]:
         """Return the questions, each once; NotProved if the kernel has no form for which there are any."""
-        found = [self._places(), *self._amax(), self._byte(), *self._elements(), *self._words()]
+        found = [
+            self._places(),
+            *self._amax(),
+            self._byte(),
+            *self._random(),
+            *self._elements(),
+            *self._words(),
+        ]
         return list(dict.fromkeys(found))
-
-    # The kernel and the clauses on given blocks
-
-    def stored_by_kernel(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the codes [n, words] and bytes [n] that the kernel's terms give for blocks of input bits [n, k]."""
-        words, byte = self.stored
-        values = {x.value: blocks[:, j] for j, x in enumerate(self.inputs)}
-        *codes, scales = evaluate([*words, byte], values)
-        shape = (len(blocks),)
-        return np.stack([np.broadcast_to(c, shape) for c in codes], 1), np.broadcast_to(scales, shape)
-
-    def stored_by_clauses(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the same as the clauses give it."""
-        u = clauses.largest([y & MAGNITUDE for y in self.ys])
-        byte = clauses.scale_byte(u, self.case.rule, self.element, self.case.zero_scale)
-        codes = [clauses.element_code(y, byte, self.element) for y in self.ys]
-        stream = clauses.packed(codes)
-        words = [extract(stream, 32 * w + 31, 32 * w) for w in range(self.words_out)]
-        values = {x.value: blocks[:, j] for j, x in enumerate(self.inputs)}
-        *out, scales = evaluate([*words, byte], values)
-        return np.stack(out, 1), scales
 
 
 _PACKING = {"and", "or", "xor", "concat", "extract", "shl", "lshr", "sext", "var"}

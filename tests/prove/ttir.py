@@ -103,6 +103,8 @@ class Kernel:
     name: str
     units: int
     """Of a program."""
+    widths: list[int] = field(default_factory=list)
+    """Of the arguments, in bits."""
     loads: list[Load] = field(default_factory=list)
     stores: list[Store] = field(default_factory=list)
     float_operations: dict[str, int] = field(default_factory=dict)
@@ -172,6 +174,7 @@ class _Program:
     values: dict[str, Value] = field(default_factory=dict)
 
     def argument(self, name: str, kind: Kind) -> None:
+        self.kernel.widths.append(kind.bits)
         self.values[name] = self._filled(var(f"argument{len(self.values)}", kind.bits), kind)
 
     def _filled(self, term: Term, kind: Kind) -> Value:
@@ -353,7 +356,11 @@ def _assembly(line: _Line, args: Sequence[Term], kind: Kind) -> Term:
     (text,) = re.findall(r'elementwise_inline_asm "([^"]*)"', line.text)
     constraints = re.search(r'constraints = "([^"]*)", packed_element = 1 : i32, pure = true', line.text)
     meaning = ptx.MEANING.get(text)
-    if meaning is None or constraints is None or constraints[1] != "=r" + ",r" * len(args):
+    if (
+        meaning is None
+        or constraints is None
+        or constraints[1] not in (f"={r}" + f",{r}" * len(args) for r in "rf")
+    ):
         raise UnknownOperation(f"inline assembly: {line.text}")
     return meaning(*args)
 
@@ -387,6 +394,7 @@ _POINTWISE: dict[str, Callable[[_Line, Sequence[Term], Kind], Term]] = {
     "arith.trunci": lambda line, args, kind: extract(args[0], kind.bits - 1, 0),
     "arith.divsi": lambda line, args, kind: _signed_division("sdiv", *args),
     "arith.remsi": lambda line, args, kind: _signed_division("srem", *args),
+    "arith.fptosi": lambda line, args, kind: Term("ftoi", kind.bits, (args[0],)),
     "arith.extf": lambda line, args, kind: _half(line, args[0]),
     "tt.elementwise_inline_asm": _assembly,
 }  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 from mxref.recipe import OperandSpec
 from mxref.steps.scale import ScaleRule
 from mxref_triton.backend import TritonBackend
-from prove.certificates import float32_of, proof_of, some_blocks
+from prove.certificates import float32_of, proof_of, some_blocks, stored_by_kernel
 from prove.kernels import compile_cases
 
 CASES = (
@@ -23,7 +23,7 @@ def test_the_terms_of_the_ir_are_the_source():
     for compiled in compile_cases("gfx950", CASES):
         proof = proof_of(compiled)
         blocks = some_blocks(proof, 10_000, seed=5)
-        words, scales = proof.stored_by_kernel(blocks)
+        words, scales = stored_by_kernel(proof, blocks)
         x = torch.from_numpy(float32_of(proof.case, blocks)).to(getattr(torch, proof.case.dtype))
         spec = OperandSpec(proof.case.block, ScaleRule(proof.case.rule))
         found = TritonBackend().quantize(x, spec, axis=1)
