@@ -14,9 +14,11 @@ from recipe_cells import differences
 
 from ablation_fakes import FakeCorpus, FakeTrainer, run_ladder, tiny
 from mxref import get_backend, load_recipe
+from mxref.formats import BLOCK_FORMATS
 from mxref.recipe import Fp8Scaling, GemmProfile
 from mxref.recipe_files import shipped_recipes
 from mxref.recipe_plan import RecipePlan
+from mxref.roles import GemmRole
 from mxref.steps.hadamard import SignPolicy, draw_rotation
 from mxref.steps.random import Stream
 from mxref_training.config_files import load_config
@@ -251,6 +253,19 @@ def test_every_arm_is_in_a_contrast_and_every_question_ends_in_one_mark() -> Non
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_every_shipped_recipe_has_the_treatment_of_the_table(name: str) -> None:
     assert list(differences(load_recipe(name), RECIPES[name])) == []
+
+
+def test_the_arms_of_formats_are_the_block_formats_and_their_recipes() -> None:
+    ladder = load_ladder("formats")
+    plain = [ladder.resolve(arm) for arm in ladder.arm if arm.stage == "plain"]
+    of_all = [{format for role in GemmRole for format in recipe.formats(role)} for recipe in plain]
+    assert [len(formats) for formats in of_all] == [1] * len(plain)
+    assert {str(*formats) for formats in of_all} == set(BLOCK_FORMATS) - {"mxfp8_e5m2", "mxfp4_e1m2"}
+    asked = {side for contrast in ladder.contrast for side in (contrast.arm, contrast.against)}
+    assert {arm.name for arm in ladder.arm} - asked == {
+        "bf16",
+        "mx64",
+    }  # whose distance from FP8 is in the table of arms
 
 
 def test_the_tables_name_all_that_is_shipped() -> None:
