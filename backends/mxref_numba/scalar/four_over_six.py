@@ -1,6 +1,8 @@
 """Which of two scales of a block errs less, exactly, in plain Numba.
 
-Errors are summed in float64. Where the sums are too near for their rounding, they are summed again in fixed point.
+Float64 holds each error: a magnitude is at most ten times its divisor, so that its steps and those of the value that it
+becomes, of 30 bits, are few binades apart. Sums of errors are rounded. Where two are too near for that, they are summed
+again in fixed point.
 """
 
 # Kernels have no annotations: Numba infers their types.
@@ -30,15 +32,6 @@ _M32 = np.uint64(0xFFFFFFFF)
 def _rounded(x, divisor, grid, values):
     """Return what a magnitude becomes under a scale, rounded to nearest: float64, exact."""
     return np.float64(values[round_even(rounded_to_odd(quotient(x, divisor, grid.top)), grid)]) * divisor
-
-
-@kernel
-def _difference(a, b):
-    """Return |a - b| of two float64, rounded, and what the rounding left out."""
-    high = a - b
-    back = high - a
-    low = (a - (high - back)) - (b + back)
-    return (high, low) if high >= 0 else (-high, -low)
 
 
 @kernel
@@ -76,21 +69,13 @@ def _negative(limbs):
 
 
 @kernel
-def _exactly_less(magnitudes, six, four, grid, values, by, limbs):
+def _sums_less(magnitudes, six, four, grid, values, by, limbs):
     limbs[:] = 0
-    high6, low6, high4, low4 = 0.0, 0.0, 0.0, 0.0
     for r in range(magnitudes.shape[0]):
         for j in range(magnitudes.shape[1]):
             x = abs(magnitudes[r, j])
             wide, v6, v4 = np.float64(x), _rounded(x, six, grid, values), _rounded(x, four, grid, values)
-            if by == _LARGEST:
-                high, low = _difference(wide, v6)
-                if high > high6 or (high == high6 and low > low6):
-                    high6, low6 = high, low
-                high, low = _difference(wide, v4)
-                if high > high4 or (high == high4 and low > low4):
-                    high4, low4 = high, low
-            elif by == _SQUARED:  # without x^2, which both have
+            if by == _SQUARED:  # without x^2, which both have
                 _add_product(limbs, v4, v4, 1)
                 _add_product(limbs, 2 * wide, v4, -1)
                 _add_product(limbs, v6, v6, -1)
@@ -100,8 +85,6 @@ def _exactly_less(magnitudes, six, four, grid, values, by, limbs):
                 _add_product(limbs, wide, 1.0, sign4 - sign6)
                 _add_product(limbs, v4, 1.0, -sign4)
                 _add_product(limbs, v6, 1.0, sign6)
-    if by == _LARGEST:
-        return high4 < high6 or (high4 == high6 and low4 < low6)
     return _negative(limbs)
 
 
@@ -130,6 +113,6 @@ def four_errs_less(magnitudes, six, four, grid, values, by, limbs):
                 error6, error4 = error6 + e6 * e6, error4 + e4 * e4
             else:
                 error6, error4 = error6 + e6, error4 + e4
-    if error6 == 0 or abs(error6 - error4) > (error6 + error4) * _NEAR:
+    if by == _LARGEST or error6 == 0 or abs(error6 - error4) > (error6 + error4) * _NEAR:
         return error4 < error6
-    return _exactly_less(magnitudes, six, four, grid, values, by, limbs)
+    return _sums_less(magnitudes, six, four, grid, values, by, limbs)

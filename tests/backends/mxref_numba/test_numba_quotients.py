@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import ml_dtypes
@@ -129,6 +131,23 @@ def test_blocks_of_extremes(kernels: EveryPath, amax: float, dtype: Any) -> None
         check(kernels, np.zeros((2, K), dtype), spec, replace(placed(np.float32(1)), amax=None))
 
 
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float16])
+def test_the_largest_magnitude_of_a_tensor_is_found_wherever_it_lies(kernels: EveryPath, dtype: Any) -> None:
+    """In any row, in whole steps and in the rest of one, in any piece of a strided input, and after a transform."""
+    rng = np.random.default_rng(8)
+    for at in ((0, 0, 0), (15, 31, 175), *rng.integers(0, (16, 32, 176), (4, 3)).tolist()):
+        x = rng.uniform(-1, 1, (16, 32, 176))
+        x[rng.random(x.shape) < 0.01] = np.nan
+        x[tuple(at)] = rng.uniform(-9, -5)
+        x = x.astype(dtype)
+        wide = np.repeat(np.repeat(x, 2, 1), 2, 2)
+        for view in (x, wide[:, ::2], wide[..., ::2], x[::-1, :, ::-1]):
+            for axis, n in ((0, 0), (1, 16), (2, 0), (2, 16)):
+                spec = OperandSpec(NVFP4, hadamard=n)
+                got, want = (each.plan(view, spec, axis=axis) for each in (kernels, REFERENCE))
+                assert got.tensor_scale.view(np.uint32) == want.tensor_scale.view(np.uint32), (at, axis)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("amax", [*AMAX, np.float32(0), np.float32(3.4e38), np.float32(1e-45)])
 def test_every_code_is_decoded(kernels: EveryPath, amax: np.float32, dtype: str) -> None:
@@ -169,6 +188,24 @@ def test_four_over_six(kernels: EveryPath, by: FourOverSix, block: BlockShape) -
     assert taken > 3
 
 
+@pytest.mark.parametrize("by", [FourOverSix.ABSOLUTE, FourOverSix.SQUARED])
+@pytest.mark.parametrize("block", [NVFP4.row, NVFP4.tile])
+def test_sums_that_float64_rounds_apart_are_equal(
+    kernels: EveryPath, by: FourOverSix, block: BlockShape
+) -> None:
+    """Errors are b, four small ones and 2 - b for amax / 6, and 2 - b, the same and b for amax / 4.
+
+    Float64 loses the small ones after 2 - b and not after b, so that its sum for amax / 6 is the larger one.
+    """
+    b = 2.0**-21
+    small = 0.45 * 2.0**-52 if by is FourOverSix.ABSOLUTE else 0.4**0.5 * 2.0**-25.5
+    x = np.zeros((16, K), np.float32)
+    x[0, :7] = [48, 8 - b, small, small, small, small, 6 + b]
+    q = check(kernels, x, OperandSpec(NVFP4, four_over_six=by, block=block), placed(np.float32(1536)))
+    assert q.tensor_scale[0] == 1
+    assert NVFP4.scale.values[q.scales[0, 0]] == 8
+
+
 def just_below_steps() -> list[tuple[float, float, int]]:
     """Magnitudes, divisors of 28 bits, and the steps of 2^-23 just above the quotient, by less than 2^-49 of it."""
     rng, found = np.random.default_rng(5), []
@@ -180,6 +217,38 @@ def just_below_steps() -> list[tuple[float, float, int]]:
                 if x < 1 << 24 and 1 << 23 <= (n := ((x << power) + left) // d) < 1 << 24:
                     found.append((float(x), d * 2.0 ** (23 - power), n))
     return found
+
+
+DECIDED_BY_A_STEP = [
+    ("0x1.65e44ep+11", 57, "0x1.38c484p+0", 48, 1660),
+    ("0x1.b4865cp+11", 57, "0x1.309a9ep+1", 888, 1446),
+    ("0x1.b4865cp+11", 59, "0x1.309a9ep+1", 248, 2897),
+    ("0x1.4db026p+12", 57, "0x1.44d4d8p+1", 404, 3577),
+    ("0x1.3c5228p+12", 61, "0x1.f7a994p+1", 42, 3226),
+    ("0x1.4472aap+12", 61, "0x1.980a2cp+1", 843, 3791),
+]
+"""The amax of a tensor, a scale code, a magnitude just below a step of 2^-22 of a gap, and a row and column of a tensor
+[1024, 4096] where the random integer of 22 bits carries from this step on."""
+
+
+@pytest.mark.parametrize(("amax", "code", "magnitude", "row", "column"), DECIDED_BY_A_STEP)
+def test_22_random_bits_take_a_division(
+    kernels: EveryPath, amax: str, code: int, magnitude: str, row: int, column: int
+) -> None:
+    """A product with the inverse, which is enough for 16 bits, lies on the step."""
+    first, shape = column // K * K, (1024, 4096)
+    place = replace(placed(np.float32(float.fromhex(amax))), origin=(row, first), global_shape=shape)
+    spec = OperandSpec(NVFP4, rounding=Rounding.SR, sr_bits=MAX_SR_BITS)
+    block = np.zeros((1, K), np.float32)
+    step = NVFP4.scale.values[code] * float(
+        REFERENCE.plan(block, spec, axis=1, placement=place).tensor_scale[0]
+    )
+    block[0, 0], block[0, column % K] = 6 * step, float.fromhex(magnitude)
+    r = int(random_integers(np.array([row]), first, K, shape[1], STREAM, MAX_SR_BITS)[0, column % K])
+    below = Fraction(float.fromhex(magnitude)) / Fraction(step) * 2**23  # up to 2 a gap is 1/2
+    assert 0 < -below % 1 < below / 2**49
+    assert (math.ceil(below) + r) % 2**22 == 0
+    assert check(kernels, block, spec, place).scales[0, 0] == code
 
 
 @pytest.mark.parametrize("path", [each for each in available() if each in TARGETS])
