@@ -131,6 +131,19 @@ def test_hopper_finishes_sums_where_it_multiplies(made, prescale, out, monkeypat
     assert ((got.double() - want).abs() <= bound)[rows].all()
 
 
+@pytest.mark.clause("gemm.operands", "gemm.tensor_scale")
+@pytest.mark.parametrize("made", [NVFP4, MXFP8_E4M3, MXINT8], ids=str)
+def test_large_products_along_no_elements_are_zeros(made):
+    """Enough tiles for the kernel of Hopper, which cannot read such operands."""
+    backend = TritonBackend()
+    a, b = drawn(made, 2304, 0, 116, 126, 1), drawn(made, 4352, 0, 116, 126, 2)
+    for out in ("float32", "bfloat16"):
+        assert not backend.scaled_gemm(a, b, profile="bounded", out_dtype=out).count_nonzero()
+    onto = torch.ones(2304, 4352, device=DEVICE)
+    backend.add_product(a, b, onto, profile="bounded")
+    assert bool((onto == 1).all())
+
+
 @pytest.mark.clause("gemm.bounded", "gemm.nan")
 @every_pair
 def test_products_at_every_scale(pair, cases):

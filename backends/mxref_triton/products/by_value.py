@@ -14,6 +14,7 @@ and a pass over the sums takes longer than that.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -41,6 +42,8 @@ _TILE = 128, 256, 64
 """Rows, columns and depth of a tile on Hopper."""
 _GROUP = 8
 """Tiles along M that share their columns of B in the second-level cache."""
+_ONE_SETTING = threading.RLock()
+"""Held while a setting of the process is changed: of two threads, the second would restore what the first one set."""
 
 
 @triton.jit
@@ -133,7 +136,9 @@ def multiply_decoded(
     if finished and options["HALF"] and on_gpu and torch.version.hip is None:
         with asking(m * n * 2, left.device), _one_rounding():
             return torch.mm(left, right.T)
-    if is_hopper(left.device) and tiles_of(m, _TILE[0]) * tiles_of(n, _TILE[1]) >= _programs(left.device):
+    tiles = tiles_of(m, _TILE[0]) * tiles_of(n, _TILE[1])
+    # A descriptor takes no axis of length 0.
+    if left.numel() and is_hopper(left.device) and tiles >= _programs(left.device):
         out = empty((m, n), dtype, left.device) if onto is None else onto
         _multiply(left, right, out, factor, tensors, options | {"ONTO": onto is not None})
         return out
@@ -184,9 +189,12 @@ def _programs(device: torch.device) -> int:
 def _one_rounding() -> Iterator[None]:
     """Let BLAS round sums to bfloat16 once: by default it may add parts of a sum in that type."""
     matmul = torch.backends.cuda.matmul
-    allowed = matmul.allow_bf16_reduced_precision_reduction
-    matmul.allow_bf16_reduced_precision_reduction = False
-    try:
-        yield
-    finally:
-        matmul.allow_bf16_reduced_precision_reduction = allowed
+    with _ONE_SETTING:
+        if not matmul.allow_bf16_reduced_precision_reduction:
+            yield  # as the user has set it, perhaps with more: sums that are not split along K
+            return
+        matmul.allow_bf16_reduced_precision_reduction = False
+        try:
+            yield
+        finally:
+            matmul.allow_bf16_reduced_precision_reduction = True

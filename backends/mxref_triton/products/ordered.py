@@ -99,7 +99,9 @@ def finished(acc, factor, SCALED: tl.constexpr, a_tensor=None, b_tensor=None):
     if SCALED:
         acc = acc * factor
     if a_tensor is not None:
-        acc = acc * tl.load(a_tensor) * tl.load(b_tensor)
+        acc = acc * tl.load(a_tensor)
+    if b_tensor is not None:
+        acc = acc * tl.load(b_tensor)
     return acc
 
 

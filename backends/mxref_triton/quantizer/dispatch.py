@@ -110,11 +110,13 @@ def plan_tensor_scale(
             _launch(x, plan, Output.AMAX, frozenset(), lambda row: Outputs(word))
         amax = word.view(torch.float32)
     else:
-        check_device(amax)
-        if x.device not in (amax.device, torch.device("meta")):
+        found = amax.device if isinstance(amax, torch.Tensor) else "the host"
+        if isinstance(amax, torch.Tensor):
+            check_device(amax)
+        if x.device not in (found, torch.device("meta")):
             raise UnsupportedError(
-                f"backend 'triton' reads placement.amax where the input lies, got {amax.device} for an input on "
-                f"{x.device}; move it: amax.to({str(x.device)!r})"
+                f"backend 'triton' reads placement.amax where the input lies, got an amax on {found} for an input on "
+                f"{x.device}; move it: torch.as_tensor(amax, device={str(x.device)!r})"
             )
         if INTERPRETED or not torch.cuda.is_current_stream_capturing():
             require_magnitude(float(amax))

@@ -30,7 +30,8 @@ def _store_scale(amax, scale, ODD: tl.constexpr, EXPONENT: tl.constexpr):
     digits = (whole.to(tl.int64) << _DIGITS) // ODD
     power = ((field - 150 - EXPONENT - _DIGITS + 1023) << 52).to(tl.float64, bitcast=True)
     found = (digits.to(tl.float64) * power).to(tl.float32)
-    tl.store(scale, tl.where(bits == 0, 1.0, tl.maximum(found, 2.0**-149)))
+    # As integers: an amax that is given may be -0.
+    tl.store(scale, tl.where(bits.to(tl.int32, bitcast=True) <= 0, 1.0, tl.maximum(found, 2.0**-149)))
 
 
 def tensor_scale(amax: torch.Tensor, made: BlockFormat) -> torch.Tensor:

@@ -150,6 +150,17 @@ def test_empty(shape, profile):
     assert bits(backend.scaled_gemm(k0, k0, profile=profile)).tolist() == [[0, 0]] * 2
 
 
+@pytest.mark.clause("gemm.operands")
+def test_no_descriptor_is_made_of_an_axis_of_length_0(monkeypatch):
+    backend = TritonBackend(bounded="bf16")
+    monkeypatch.setattr(by_value, "is_hopper", lambda device: True)
+    monkeypatch.setattr(by_value, "_programs", lambda device: 1)
+    k0 = MXArray(np.zeros((2, 0), np.uint8), np.zeros((2, 0), np.uint8), (2, 0), 1, format=MXFP8_E4M3)
+    assert (
+        bits(backend.scaled_gemm(on(DEVICE, k0), on(DEVICE, k0), profile="bounded")).tolist() == [[0, 0]] * 2
+    )
+
+
 # ---- bounded, and what leaves its range ----
 
 

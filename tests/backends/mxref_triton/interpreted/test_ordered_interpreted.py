@@ -14,6 +14,7 @@ import gemm_cases
 from interpreted.gemm_operands import bits, on
 from mxref import MXArray, get_backend
 from mxref.formats import CANONICAL_NAN, MXFP4, MXFP8_E4M3, MXFP8_E5M2, MXINT8, NVFP4, BlockFormat
+from mxref.gemm import scaled_gemm
 from mxref.layouts.packed import pack
 from mxref_triton import TritonBackend
 from mxref_triton.products import ordered as kernels
@@ -109,6 +110,19 @@ def test_scales_of_tensors_are_multiplied_one_after_the_other() -> None:
     seen = [check(a, b) for a, b in gemm_cases.tensor_scales()]
     assert np.isinf(seen).any()
     assert (np.array(seen) == 0).any()
+
+
+@pytest.mark.clause("gemm.tensor_scale")
+def test_one_operand_alone_may_have_a_scale_of_its_tensor() -> None:
+    """The table has no such pair, but a format that joins it may make one."""
+    plain = BlockFormat("fp4_ue4m3", NVFP4.element, NVFP4.scale, k=NVFP4.k)
+    a, b = (gemm_cases.operand(NVFP4, rows, 64, (40, 60), rows) for rows in (5, 7))
+    b = replace(b, format=plain, tensor_scale=None)
+    for left, right in ((a, b), (b, a)):
+        for out in ("float32", "bfloat16"):
+            got = kernels.ordered(on("cpu", left), on("cpu", right), out)
+            want = scaled_gemm(left, right, profile="ordered", out_dtype=out)
+            assert np.array_equal(bits(got), bits(want))
 
 
 @pytest.mark.clause("gemm.nan")

@@ -152,6 +152,10 @@ def test_parts_and_empty_arrays():
         place = Placement(STREAM, amax=torch.tensor([amax]))
         with pytest.raises(RecipeError, match=f"amax = {amax} is no finite magnitude"):
             BACKEND.quantize(BACKEND.from_numpy(x), OperandSpec(NVFP4), placement=place)
+    place = Placement(STREAM, amax=np.array([2], np.float32))
+    with pytest.raises(UnsupportedError, match="got an amax on the host for an input on cpu"):
+        BACKEND.quantize(BACKEND.from_numpy(x), OperandSpec(NVFP4), placement=place)
+    check(x, OperandSpec(NVFP4), amax=-0.0)
     place = Placement(STREAM, amax=torch.ones(1, device="meta"))
     with pytest.raises(UnsupportedError, match="does not declare meta in devices"):
         BACKEND.quantize(BACKEND.from_numpy(x), OperandSpec(NVFP4), placement=place)
