@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -145,12 +146,17 @@ def differing_block(proof: Proof, model: dict[str, int]) -> np.ndarray | None:
 
     A model has some elements and amax, which is put beside them; one element alone is tried at every place.
     """
-    k, amax = proof.k, model.get("amax_input", 0)
-    if model.get("amax", 0) & MAGNITUDE > INFINITY:
-        amax = {"bfloat16": 0x7FC0, "float16": 0x7E00, "float32": 0x7FC00000}[proof.case.dtype]
+    k, largest = proof.k, [model.get("amax_input", 0)]
+    nan = model.get("amax", 0) & MAGNITUDE
+    if nan > INFINITY:  # with its payload, which a maximum of integers keeps, or any
+        largest = {
+            "bfloat16": [nan >> 16, 0x7FC0],
+            "float16": [0x7C00 | (nan >> 13 & 0x3FF), 0x7E00],
+            "float32": [nan, 0x7FC00000],
+        }[proof.case.dtype]
     given = {int(name[1:]): value for name, value in model.items() if re.fullmatch(r"x\d+", name)}
     blocks = []
-    for shift in range(k):
+    for amax, shift in product(largest, range(k)):
         block = np.zeros(k, dtype=np.uint64)
         block[(max(given, default=0) + 1 + shift) % k] = amax
         for j, value in given.items():
@@ -235,6 +241,10 @@ def decide(compiled: Compiled, known: dict[str, float], limit: float = 0.0) -> I
             if answer.holds is None:
                 raise NotProved(f"step {step.name} has no answer after {answer.seconds:.0f} s")
             if not answer.holds:
+                if step.name == "places":
+                    raise NotProved(
+                        "places does not hold: a word or the byte lies elsewhere, whatever the block"
+                    )
                 block = differing_block(proof, answer.model)
                 raise Refuted(step.name, proof.case, _search(proof, limit) if block is None else block)
             known[digest] = answer.seconds

@@ -20,7 +20,7 @@ VERSION = f"bitwuzla {bitwuzla.version()}"
 
 _BINARY = {
     "add": Kind.BV_ADD, "sub": Kind.BV_SUB, "mul": Kind.BV_MUL, "and": Kind.BV_AND, "or": Kind.BV_OR,
-    "xor": Kind.BV_XOR, "shl": Kind.BV_SHL, "lshr": Kind.BV_SHR, "sdiv": Kind.BV_SDIV, "srem": Kind.BV_SREM,
+    "xor": Kind.BV_XOR, "shl": Kind.BV_SHL, "lshr": Kind.BV_SHR,
 }  # fmt: skip
 _TRUTHS = {
     "eq": Kind.EQUAL, "ult": Kind.BV_ULT, "ule": Kind.BV_ULE, "slt": Kind.BV_SLT, "sle": Kind.BV_SLE,

@@ -233,7 +233,7 @@ def every(truths: Sequence[Term]) -> Term:
     """Return whether all truths hold."""
     out = const(1, 1)
     for truth in truths:
-        out = out & truth if out.constant is None else truth
+        out = truth if out.constant == 1 else out & truth
     return out
 
 
@@ -364,7 +364,7 @@ def _value(term: Term, args: list[Any], values: Mapping[str, Any]) -> Any:
             return np.where(b < widths[0], shifted, np.uint64(0))
         case (("eq" | "ult" | "ule" | "umin" | "umax"), [a, b]):
             return _NUMPY[term.op](a, b).astype(np.uint64)
-        case (("slt" | "sle" | "smin" | "smax" | "sdiv" | "srem"), [a, b]):
+        case (("slt" | "sle" | "smin" | "smax"), [a, b]):
             a, b = _as_signed(a, widths[0]), _as_signed(b, widths[0])
             return np.asarray(_NUMPY[term.op](a, b)).astype(np.int64).astype(np.uint64)
         case "ftoi", [a]:
@@ -387,7 +387,6 @@ _NUMPY: dict[str, Any] = {
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
     "eq": np.equal, "ult": np.less, "ule": np.less_equal, "umin": np.minimum, "umax": np.maximum,
     "slt": np.less, "sle": np.less_equal, "smin": np.minimum, "smax": np.maximum,
-    "sdiv": lambda a, b: np.trunc(a / b), "srem": np.fmod,
 }  # fmt: skip
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -31,9 +33,9 @@ from prove.certificates import (
     what_is_stale,
 )
 from prove.kernels import TARGETS, Compiled, cases, compile_cases, faults_below
-from prove.terms import Term, apply, concat, const, evaluate, extract, var
+from prove.terms import Term, apply, concat, const, evaluate, every, extract, var, widen
 from prove.theorems import NotProved
-from prove.ttir import UnknownOperation, digest_of, read, without_locations
+from prove.ttir import LANE, UnknownOperation, digest_of, read, without_locations
 from usual import usual
 
 QUICK = (
@@ -115,6 +117,36 @@ def test_the_terms_give_the_references_bytes(compiled, which):
     assert first_difference(proof, blocks) is None
 
 
+def test_simpler_terms_have_the_same_values():
+    x, bits = var("x", 8), np.arange(256)
+    for op in (
+        "add",
+        "sub",
+        "mul",
+        "and",
+        "or",
+        "xor",
+        "shl",
+        "lshr",
+        "eq",
+        "ult",
+        "ule",
+        "slt",
+        "umin",
+        "smax",
+    ):
+        for b in range(256):
+            for args in ((x, const(b, 8)), (const(b, 8), x)):
+                made = apply(op, *args)
+                simpler, plain = evaluate([made, Term(op, made.width, args)], {"x": bits})
+                assert (simpler == plain).all(), (op, args)
+    for truths in product((const(0, 1), const(1, 1), var("t", 1)), repeat=3):
+        (found,) = evaluate([every(truths)], {"t": [0, 1]})
+        assert np.broadcast_to(found, 2).tolist() == [
+            all(t.constant if t.op == "const" else value for t in truths) for value in (0, 1)
+        ]
+
+
 def test_the_solver_agrees_with_numpy_on_every_operation():
     ask = pytest.importorskip("prove.solver", reason="bitwuzla is not installed").ask
     random = np.random.default_rng(3)
@@ -122,7 +154,7 @@ def test_the_solver_agrees_with_numpy_on_every_operation():
     words += [int(x) for x in random.integers(0, 1 << 32, 12)]
     a, b, c = var("a", 32), var("b", 32), var("c", 32)
     two = ["add", "sub", "mul", "and", "or", "xor", "shl", "lshr", "eq", "ult", "ule", "slt", "sle"]
-    two += ["umin", "umax", "smin", "smax", "fadd", "fsub", "fmul", "fmaximum"]
+    two += ["umin", "umax", "smin", "smax", "fadd", "fadd.rz", "fsub", "fmul", "fmaximum"]
     terms = [apply(op, a, b) for op in two] + [apply("fma", a, b, c), a & 0x7FFF00FF, a >> 5, a << 9]
     halves = [extract(x, 15, 0) for x in (a, b, c)]
     terms += [apply("fma", *halves), apply("fmul", *halves[:2]), Term("half", 32, (halves[0],))]
@@ -138,6 +170,15 @@ def test_the_solver_agrees_with_numpy_on_every_operation():
                 if value & (1 << term.width - 1) - 1 > infinity:
                     equal = ~(term & ((1 << term.width - 1) - 1)).upto(infinity)
             assert ask(equal, given).holds, (term.op, values)
+    whole = Term("ftoi", 32, (a,))
+    for number in (0.0, -0.0, 1.5, -1.5, 2.0**24 + 2, -(2.0**31), 1e-40):
+        bits = int(np.float32(number).view(np.uint32))
+        value = int(np.asarray(evaluate([whole], {"a": bits})[0]).ravel()[0])
+        assert ask(whole.equal(value), [a.equal(bits)]).holds, number
+    for bits in (0x4F000000, 0x7F800000, 0x7FC00000):  # of no integer, any
+        assert not any(
+            ask(whole.equal(value), [a.equal(bits)]).holds for value in (0, 1 << 31, (1 << 31) - 1)
+        )
 
 
 @pytest.mark.parametrize("name", QUICK[:2])
@@ -183,6 +224,19 @@ def rare(text):
     return "\n".join(lines)
 
 
+def one_nan(text):
+    """Let blocks whose amax has one payload of NaN count as finite."""
+    text = without_locations(text)
+    result, args, kind = re.search(r"(%\d+) = arith\.cmpi ult, (.*) : (.*)\n", text).groups()
+    return text.replace(
+        f"{result} = arith.cmpi ult, {args} : {kind}\n",
+        f"%8000 = arith.cmpi ult, {args} : {kind}\n"
+        f"%8001 = arith.constant dense<{0x7FA50000}> : {kind}\n"
+        f"%8002 = arith.cmpi eq, {args.split(',')[0]}, %8001 : {kind}\n"
+        f"{result} = arith.ori %8000, %8002 : {kind.replace('i32', 'i1')}\n",
+    )
+
+
 FAULTS = {
     "a tie goes the other way": ("gfx950", "mxfp4.even.bfloat16", ("0x4B000000", "0x4B000001")),
     "the scale is twice too small": ("gfx950", "mxfp4.even.bfloat16", ("dense<254>", "dense<255>")),
@@ -200,6 +254,7 @@ FAULTS = {
     ),
     "half a gap is one too small": ("gfx950", "mxfp4.floor.bfloat16.rna", ("dense<2097152>", "dense<2097151>")),
     "one pair in 2^64": ("gfx950", "mxfp4.rceil.float32", rare),
+    "one payload of NaN": ("sm_90", "mxfp4.even.bfloat16", one_nan),
 }  # fmt: skip
 
 
@@ -244,9 +299,44 @@ def test_what_has_no_meaning_here_is_named(compiled):
     ):
         with pytest.raises(UnknownOperation, match=re.escape(told)):
             read(text.replace(old, new))
+    for old, new, told in (
+        (r"(tt\.reshape \S+)", r"\1 allow_reorder", "allow_reorder"),
+        (r"dense<23>", "dense<32>", "below 32"),
+        (r"(arith\.shrui \S+) \S+", r"\1 %i", "below 32"),
+        (r"(arith\.mulf .*)xf32>", r"\1xf16>", "arith.mulf"),
+        (r"(math\.absf .*) :", r"\1 fastmath<nnan> :", "nnan"),
+        (r"(arith\.remsi \S+) (\S+)", r"\1 %i", "power of two"),
+    ):
+        other = re.sub(old, new, text)
+        assert other != text
+        with pytest.raises(UnknownOperation, match=told):
+            read(other)
     packed = compiled("sm_90", QUICK[0]).ttir
     with pytest.raises(UnknownOperation, match="0x5411"):
         read(packed.replace("0x5410", "0x5411"))
+
+
+def test_nothing_but_words_and_a_byte_is_moved(compiled):
+    now = compiled("gfx950", QUICK[0])
+    proof = proof_of(now)
+    proof.kernel.stores.append(replace(proof.kernel.stores[0], value=const(0, 16)))
+    with pytest.raises(NotProved, match="written"):
+        proof.steps()
+    proof = proof_of(now)
+    proof.kernel.loads[0] = replace(proof.kernel.loads[0], value=var("load0", 16))
+    with pytest.raises(NotProved, match="read"):
+        proof.steps()
+
+
+def test_one_byte_at_another_place_has_no_proof(compiled):
+    ask = pytest.importorskip("prove.solver", reason="bitwuzla is not installed").ask
+    proof = proof_of(compiled("gfx950", QUICK[0]))
+    stores, lane = proof.kernel.stores, var(LANE, proof.kernel.units.bit_length() - 1)
+    stores[-1] = replace(stores[-1], address=stores[-1].address + widen(lane.equal(300), 64))
+    (places,) = (step for step in proof.steps() if step.name == "places")
+    answer = ask(places.goal, places.assumptions)
+    assert answer.holds is False
+    assert answer.model[LANE] == 300
 
 
 def test_units_that_are_mixed_are_refused(compiled):
@@ -261,7 +351,7 @@ def test_units_that_are_mixed_are_refused(compiled):
 
 
 def test_what_compilers_may_change_is_seen():
-    llvm = '%1 = fadd contract float %2, %3\nattributes #0 = { "denormal-fp-math-f32"="preserve-sign" }'
+    llvm = '%1 = fadd contract bfloat %2, %3\nattributes #0 = { "denormal-fp-math-f32"="preserve-sign" }'
     machine = (
         ".amdhsa_float_round_mode_32 0\n.amdhsa_float_denorm_mode_32 0\nv_fma_f32 v0, v1\nv_pk_fma_f32 v0"
     )

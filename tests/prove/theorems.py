@@ -141,10 +141,15 @@ class Proof:
     @cached_property
     def _stores(self) -> tuple[list[Store], list[Store]]:
         stores = self.kernel.stores
-        return [s for s in stores if s.value.width == 32], [s for s in stores if s.value.width == 8]
+        codes, scales = ([s for s in stores if s.value.width == width] for width in (32, 8))
+        if len(codes) + len(scales) != len(stores):
+            raise NotProved("places: something else is written than words and a byte")
+        return codes, scales
 
     @cached_property
     def _load_places(self) -> list[int]:
+        if any(load.value.width != 32 for load in self.kernel.loads):
+            raise NotProved("places: something else is read than words")
         return self._by_place(self.kernel.loads, 0, self.words_in, 4)
 
     @cached_property

@@ -116,7 +116,6 @@ class _Line:
     results: list[str]
     op: str
     operands: list[str]
-    attributes: str
     kinds: list[Kind]
     text: str
 
@@ -133,12 +132,12 @@ def _line(text: str) -> _Line:
     if op == "tt.return":
         body, types = "", ""
     kinds = [] if not types else [_kind(t) for t in re.split(r", (?![^<]*>)| -> | to ", types)]
-    attributes = " ".join(re.findall(r"\{.*\}|\"[^\"]*\"", body))
+    if op not in _WITH_MORE and re.sub(r"%[A-Za-z0-9_]+|[ ,]", "", body):
+        raise UnknownOperation(text)
     return _Line(
         [name.strip() for name in results.split(",")] if results else [],
         op,
         re.findall(r"%[A-Za-z0-9_]+", re.sub(r"\{.*\}|\"[^\"]*\"", "", body)),
-        attributes or body.strip(),
         kinds,
         text,
     )
@@ -214,7 +213,7 @@ class _Program:
             raise UnknownOperation(line.text)
         if line.op == "arith.cmpi":
             kind = Kind(kind.shape, "i1")
-        if "fastmath" in line.text or "overflow" in line.text:
+        if line.op in _SINGLE and line.kinds[0].element != "f32":
             raise UnknownOperation(line.text)
         how = _POINTWISE.get(line.op)
         if how is None:
@@ -366,25 +365,45 @@ def _assembly(line: _Line, args: Sequence[Term], kind: Kind) -> Term:
 
 
 def _signed_division(op: str, a: Term, b: Term) -> Term:
-    """Return a quotient or a remainder: by bits where the divisor is a power of two, and `a` is not negative."""
+    """Return a quotient or a remainder by a power of two, of `a` that is not negative."""
     divisor = b.constant
-    if divisor and divisor & (divisor - 1) == 0 and a.op == "concat" and a.args[0].constant == 0:
-        shift = divisor.bit_length() - 1
-        return a >> shift if op == "sdiv" else a & (divisor - 1)
-    return Term(op, a.width, (a, b))
+    if not (divisor and divisor & (divisor - 1) == 0 and a.op == "concat" and a.args[0].constant == 0):
+        raise UnknownOperation(f"{op} is not of a number from 0 on by a power of two")
+    return a >> divisor.bit_length() - 1 if op == "sdiv" else a & (divisor - 1)
+
+
+def _shifted(op: str) -> Callable[[_Line, Sequence[Term], Kind], Term]:
+    """Return a shift: by the width or more it has no value, and machines do not agree."""
+
+    def done(line: _Line, args: Sequence[Term], kind: Kind) -> Term:
+        by = args[1].constant
+        if by is None or by >= kind.bits:
+            raise UnknownOperation(f"not a shift by a constant below {kind.bits}: {line.text}")
+        return apply(op, *args)
+
+    return done
 
 
 def _applied(op: str) -> Callable[[_Line, Sequence[Term], Kind], Term]:
     return lambda line, args, kind: apply(op, *args)
 
 
+_WITH_MORE = {
+    "arith.constant", "arith.cmpi", "tt.make_range", "tt.get_program_id", "tt.expand_dims", "tt.trans",
+    "tt.elementwise_inline_asm",
+}  # fmt: skip
+"""Operations that say more than their operands; a word that another one says may change what it means."""
 _COUNTED = {"arith.addf", "arith.subf", "arith.mulf", "math.fma"}
+_SINGLE = _COUNTED | {"arith.maximumf", "arith.fptosi"}
+"""Operations whose meaning here is that on float32."""
 _POINTWISE: dict[str, Callable[[_Line, Sequence[Term], Kind], Term]] = {
     **{f"arith.{name}": _applied(op) for name, op in {
         "addi": "add", "subi": "sub", "muli": "mul", "andi": "and", "ori": "or", "xori": "xor",
-        "shli": "shl", "shrui": "lshr", "minui": "umin", "maxui": "umax", "minsi": "smin", "maxsi": "smax",
+        "minui": "umin", "maxui": "umax", "minsi": "smin", "maxsi": "smax",
         "addf": "fadd", "subf": "fsub", "mulf": "fmul", "maximumf": "fmaximum",
     }.items()},
+    "arith.shli": _shifted("shl"),
+    "arith.shrui": _shifted("lshr"),
     "math.fma": _applied("fma"),
     "math.absf": lambda line, args, kind: args[0] & ((1 << (kind.bits - 1)) - 1),
     "arith.cmpi": _compare,
