@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -60,8 +61,8 @@ def opened(
         FileFormatError: the file is missing, damaged or of another format, or the block raised an exception.
     """
     try:
-        # NumPy does not close a file that is not an archive.
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+        # NumPy does not close a file that is not an archive, and advises to unpickle it.
+        with open(path, "rb") as file, np.load(_archive(file), allow_pickle=False) as arrays:
             meta = json.loads(str(arrays["meta"]))
             if meta["format"] != format:
                 raise FileFormatError(f"its format is {meta['format']}, this version of mxref reads {format}")
@@ -71,6 +72,13 @@ def opened(
         raise FileFormatError(
             f"cannot read {what} from {path}: {text or type(err).__name__}; {way_out}"
         ) from err
+
+
+def _archive(file: BinaryIO) -> BinaryIO:
+    if not zipfile.is_zipfile(file):
+        raise FileFormatError("it is no .npz archive, or a part of one")
+    file.seek(0)
+    return file
 
 
 def plain_array(array: NDArray[Any]) -> NDArray[Any]:

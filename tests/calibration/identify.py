@@ -107,7 +107,7 @@ def render_kinds(rows: list[Row]) -> str:
         named = list(filter(has_name, of_kind))
         said = sum(row["said"] is not None for row in named)
         table.append([kind, f"{len(named)}", f"{said}", f"{sum(map(wrong, of_kind))}"])
-    return csv_table(["weights", "of a named rule", "said", "wrong, of all"], table)
+    return csv_table(["weights", "of a named rule", "said of these", "wrong, of all"], table)
 
 
 def parts(records: Path = RECORDS) -> dict[str, str]:

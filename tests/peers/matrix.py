@@ -12,6 +12,7 @@ import argparse
 import datetime
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -35,6 +36,7 @@ from mxref.conformance.replay import Call, RecordedQuantization, load_recording
 from mxref.conformance.requests.crafted import NAN_PAYLOADS, crafted_tensors
 from mxref.conformance.requests.quantizing import MalformedAnswer, Request
 from mxref.errors import FileFormatError
+from mxref.explain.link import treatment_text
 from mxref.formats import Negatives
 from mxref.layouts.packed import pack, unpack
 from mxref.steps.quotient import Arithmetic
@@ -335,23 +337,53 @@ def measure(checkouts: Mapping[str, Path]) -> dict[str, Any]:
 
 
 def machines(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return a column for each recording of another machine.
+    """Return a column for each recording of another machine, as `recorded_elsewhere` does."""
+    return {path.stem: recorded_elsewhere(path) for path in sorted(folder.glob("*.npz"))}
+
+
+def recorded_elsewhere(path: Path) -> dict[str, Any]:
+    """Return the column of a recording of another machine.
 
     Raises:
-        FileFormatError: a recording that is damaged, or of another version of the specification.
+        FileFormatError: a recording that is damaged, of another version of the specification, or without answers.
     """
-    columns = {}
-    for path in sorted(folder.glob("*.npz")):
-        recording = load_recording(path)
-        if not recording.calls:
-            raise FileFormatError(f"{path} holds no answers: record a function that returns some")
-        alike: dict[OperandSpec, list[Call]] = {}
-        for call in recording.calls:
-            spec = call.request.spec if isinstance(call, RecordedQuantization) else OperandSpec()
-            alike.setdefault(spec, []).append(call)
-        settings = [entry(recording.backend, spec, calls, {}) for spec, calls in alike.items()]
-        columns[path.stem] = {"facts": dict(recording.facts), "settings": settings}
-    return columns
+    recording = load_recording(path)
+    if not recording.calls:
+        raise FileFormatError(f"{path} holds no answers: record a function that returns some")
+    alike: dict[OperandSpec, list[Call]] = {}
+    for call in recording.calls:
+        spec = call.request.spec if isinstance(call, RecordedQuantization) else OperandSpec()
+        alike.setdefault(spec, []).append(call)
+    settings = [
+        entry(f"{recording.backend}, {treatment_text(spec)}", spec, calls, {})
+        for spec, calls in alike.items()
+    ]
+    return {"facts": dict(recording.facts), "settings": settings}
+
+
+def add(file: Path) -> Path:
+    """Keep a recording of another machine, and write its column into the newest record, whose path is returned.
+
+    Raises:
+        FileFormatError: as of `recorded_elsewhere`, or a name that gives no column; nothing is written then.
+    """
+    path = newest("matrix", RECORDS)
+    record = read(path)
+    if file.suffix != ".npz":
+        raise FileFormatError(f"cannot add {file}: its name must end in .npz; the rest names the column")
+    if file.stem in record["columns"]:
+        raise FileFormatError(
+            f"cannot add {file}: {file.stem} is a column already; rename the file, for example to {file.stem}-gpu.npz"
+        )
+    recorded_elsewhere(file)
+    MACHINES.mkdir(exist_ok=True)
+    shutil.copy(file, MACHINES)
+    _write(path, record | {"machines": machines(MACHINES)})
+    return path
+
+
+def _write(path: Path, record: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -364,17 +396,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--add", type=Path, help="only add a recording of another machine")
     chosen = vars(parser.parse_args(arguments))
     if file := chosen["add"]:
-        load_recording(file)  # refuses a file that is no recording before anything is written
-        MACHINES.mkdir(exist_ok=True)
-        shutil.copy(file, MACHINES)
-        path = newest("matrix", RECORDS)
-        record = read(path) | {"machines": machines(MACHINES)}
+        path = add(file)
     else:
         record = measure({name: chosen[name] for name in CHECKOUTS if chosen[name]})
         path = RECORDS / f"matrix_{record['date']}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        _write(path, record)
     print(path)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except FileFormatError as err:
+        sys.exit(str(err))

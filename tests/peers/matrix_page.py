@@ -36,25 +36,26 @@ def render(record: Mapping[str, Any]) -> str:
     columns += [(name, each["facts"].get("device", ""), each) for name, each in record["machines"].items()]
     quantizers = [each for each in columns if _clauses([each], "scale.", "rounding.", "gemm.")]
     decoders = [each for each in columns if _clauses([each], "dequantize.")]
+    absent = {name: why for name, why in record["absent"].items() if name not in record["machines"]}
     where = record["environment"]
     return "\n".join(
         [
             f"Run on {record['date']}, {where['machine']}, {where['processor']}, Python {where['python']}, "
             f"NumPy {where['numpy']}, against specification {record['specification']}.\n",
             _heading("Quantization"),
-            _table(quantizers, record["absent"], "scale.", "rounding.", "gemm.", "conformance."),
+            _table(quantizers, absent, "scale.", "rounding.", "gemm.", "conformance."),
             _heading("Decoding"),
             _table(decoders, {}, "dequantize."),
             _heading("Not run"),
-            csv_table(["implementation", "why"], _not_run(record), widths=(30, 70)),
+            csv_table(["implementation", "why"], _not_run(record, absent), widths=(30, 70)),
             *(text for column in columns for text in _details(*column)),
         ]
     )
 
 
-def _not_run(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _not_run(record: Mapping[str, Any], absent: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the implementations, and the settings of those that ran, that were not asked; and why."""
-    yield from record["absent"].items()
+    yield from absent.items()
     for name, column in record["columns"].items():
         for setting in column["settings"]:
             if "not_run" in setting:
@@ -129,7 +130,7 @@ def _blocks(column: Mapping[str, Any], clause: str) -> Iterator[list[str]]:
         if "message" in found:
             yield [settings, found["message"], "", "", ""]
             continue
-        words = [next((f"{text} only" for key, text in MILD.items() if found.get(key)), "")]
+        words = [f"{text} only" for key, text in MILD.items() if found.get(key)][:1]
         if found.get("under"):
             words.append(f"these bits under {found['under']}")
         if found["link"]:

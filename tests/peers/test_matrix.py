@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import replace
 from functools import partial
@@ -170,6 +171,7 @@ def test_a_file_of_another_machine_gives_a_column_that_is_judged_from_its_bytes(
     (setting,) = column["settings"]
     asked, there = setting["crafted"]
     assert asked == there > 100
+    assert setting["setting"] == "kernel, ocp,scale_rule=even", "a reader knows what it was held to"
     breach = setting["clauses"]["rounding.rne"]
     assert breach["outcome"] == "differs"
     assert breach["under"] == "rounding = rna"
@@ -181,6 +183,9 @@ def test_a_file_of_another_machine_gives_a_column_that_is_judged_from_its_bytes(
     assert ":ref:`differs <matrix-accelerator-rounding-rne>`" in text
     assert f"explorer/index.html#{breach['link']}" in text
     assert "device Accelerator 7" in text
+    text = matrix_page.render(RECORD | {"machines": {"aiter": column}})
+    assert ":ref:`differs <matrix-aiter-rounding-rne>`" in text
+    assert RECORD["absent"]["aiter"] not in text, "it was run elsewhere"
 
 
 def damaged(path: Path, kind: str) -> None:
@@ -188,6 +193,8 @@ def damaged(path: Path, kind: str) -> None:
     whole = path.read_bytes()
     if kind == "truncated":
         path.write_bytes(whole[: len(whole) // 2])
+    elif kind == "another file":
+        path.write_text("x,codes,scales")
     elif kind == "a flipped byte":
         path.write_bytes(whole[:3000] + bytes([whole[3000] ^ 0x40]) + whole[3001:])
     else:
@@ -212,7 +219,9 @@ def damaged(path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("truncated", "cannot read a recording from"), ("a flipped byte", "cannot read a recording from"),
+        ("truncated", "it is no .npz archive, or a part of one"),
+        ("another file", "it is no .npz archive, or a part of one"),
+        ("a flipped byte", "cannot read a recording from"),
         ("another specification", f"answers are to specification 0.9.0, and this is {SPECIFICATION}"),
         ("of no specification", f"answers are to specification unknown, and this is {SPECIFICATION}"),
         ("fewer codes", "cannot read a recording from"), ("codes as floats", "cannot read a recording from"),
@@ -241,6 +250,29 @@ def test_adding_a_file_keeps_it_and_writes_its_column(sent, tmp_path, monkeypatc
     with pytest.raises(FileFormatError):
         matrix.main(["--add", str(sent)])
     assert matrix.machines(records / "machines")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "says"),
+    [
+        ("accelerator.npz", "no calls", "holds no answers"),
+        ("accelerator.npy", "", "must end in .npz"),
+        ("torchao.npz", "", "torchao is a column already; rename the file"),
+    ],
+)
+def test_a_file_that_gives_no_column_is_refused_before_anything_is_written(
+    name, kind, says, sent, tmp_path, monkeypatch
+):
+    records = tmp_path / "records"
+    records.mkdir()
+    (records / "matrix_2026-01-01.json").write_text(json.dumps(RECORD))
+    monkeypatch.setattr(matrix, "RECORDS", records)
+    monkeypatch.setattr(matrix, "MACHINES", records / "machines")
+    damaged(sent, kind)
+    with pytest.raises(FileFormatError, match=says):
+        matrix.main(["--add", str(sent.rename(tmp_path / name))])
+    assert not (records / "machines").exists()
+    assert read(records / "matrix_2026-01-01.json") == RECORD
 
 
 # ---- the record ----
@@ -275,3 +307,4 @@ def test_every_red_cell_of_the_page_leads_to_its_block():
         label = f"matrix-{name}-{clause}".lower().replace(".", "-").replace("_", "-")
         assert f"<{label}>`" in text
         assert f".. _{label}:" in text
+    assert not re.search(r',"?; ', text), "a word is missing before a semicolon"

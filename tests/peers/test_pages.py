@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
+from collections import defaultdict
 from functools import cache
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from bench.records import newest, read
 from mxref.cli import main
 from mxref.formats import E2M1
 from mxref.layouts.foreign import LAYOUTS
@@ -21,6 +23,8 @@ from peers.pages import FOLDER, pages, sources
 pytestmark = pytest.mark.study
 
 PAGES = sorted(FOLDER.glob("*.rst"))
+COLUMNS = {"ggml": "gguf", "modelopt": "nvidia-modelopt", "quark": "amd-quark"}
+"""Names that a column of the matrix has, and its page has not."""
 INDEX = (FOLDER / "index.rst").read_text(encoding="utf-8")
 LINK = re.compile(r"`in the explorer <\.\./\.\./explorer/index\.html#x=(\w+)&a=([^&>]+)(?:&b=([^>]+))?>`__")
 
@@ -93,3 +97,26 @@ def test_every_page_separates_its_implementation_by_whole_blocks_or_values():
         blocks = [case["block"] for case in peer.get("separates", ())]
         assert len(blocks) >= 2 or peer.get("casts") or peer.get("decodes"), peer["page"]
         assert set(blocks) <= set(cases.BLOCKS)
+
+
+@pytest.mark.parametrize(
+    "peer", [peer for peer in sources() if "same" in peer], ids=lambda peer: peer["page"]
+)
+def test_a_page_and_the_matrix_blame_the_same_clauses(peer):
+    column = read(newest("matrix"))["columns"].get(COLUMNS.get(peer["page"], peer["page"]))
+    if column is None:
+        pytest.skip("the matrix does not run it")
+    own = {
+        (setting["format"], setting["setting"])
+        for setting in column["settings"]
+        if "arithmetic" in setting.get("treatment", {})
+    }
+    outcomes = defaultdict(set)
+    for setting in column["settings"]:
+        # The page says which dialect has the bits, so the verdicts by the real quotient say nothing of it.
+        if "arithmetic" in setting.get("treatment", {}) or (setting["format"], setting["setting"]) not in own:
+            for clause, found in setting["clauses"].items():
+                outcomes[clause].add(found["outcome"])
+    named = {clause for same in peer["same"] for clause in same["differs"]}
+    assert {clause for clause, found in outcomes.items() if "differs" in found} <= named
+    assert not {clause for clause, found in outcomes.items() if found == {"passes"}} & named
