@@ -22,18 +22,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 from llvmlite import ir
-from numba import carray  # type: ignore[attr-defined]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from mxref.capabilities import scaled_by_powers
 from mxref.formats import BLOCK_FORMATS, E2M1, MXFP4, NVFP4, BlockFormat
-from mxref.steps.scale import MANTISSA_BITS
-from mxref_numba.kernels import fields_at, kernel, numbers_at
+from mxref_numba.kernels import fields_at, kernel
 from mxref_numba.lanes import (
     F32,
     F64,
@@ -46,7 +43,6 @@ from mxref_numba.lanes import (
     broadcast,
     constant,
     load,
-    named,
     prefetch,
     splat,
     vector_code,
@@ -360,7 +356,7 @@ def _on_stack(typingctx):
     return types.int64(), generate
 
 
-_halves: Any = intrinsic(_on_stack)
+step_halves: Any = intrinsic(_on_stack)
 
 
 def _encoder(item: int, per_group: int, scales: Any, codes: Any, bits: int, k: int) -> Any:
@@ -415,7 +411,7 @@ def _rows_encoder(kind: Kind) -> Any:
 
     @kernel(inline="always")
     def encode(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, address):
-        job, room = fields_at(address, VectorJob).job, _halves()
+        job, room = fields_at(address, VectorJob).job, step_halves()
         ahead = asked_ahead(steps * step_length() * (2 if half else 4), source_step)
         for r in range(rows if steps else 0):
             x, g = source + source_step * r, group + job.row_groups * r
@@ -490,82 +486,3 @@ def encoder_of(made: BlockFormat) -> VectorNative | None:
         return encode_rows if made.element is E2M1 else _GRID_ROWS[made.element.bits]
     same = made.k == NVFP4.k and made.element == NVFP4.element and made.scale == NVFP4.scale
     return _encode_quotient_rows if same else None
-
-
-# ---- amax of tiles and tensors ----
-
-
-def _raise_amax(k: int) -> Any:
-    @vector_code(types.int64, types.int64)
-    def raise_amax(builder, source, floor):
-        top = largest([x & MAGNITUDE for x in FLOAT32.bits(builder, source)], k)
-        top.call("umax", load(builder, I32, top.count, floor)).store(floor)
-
-    return raise_amax
-
-
-_raise_of_powers, _raise_of_quotients = _raise_amax(_K), _raise_amax(NVFP4.k)
-
-
-@VectorNative
-def tile_amax(panel, height, width, pitch, floor, k):
-    """Set the amax floors of a panel's steps to the amax of whole tiles; rows are `pitch` bytes apart."""
-    carray(numbers_at(floor), (16,))[:] = 0
-    step = step_length()
-    for r in range(height):
-        for i in range(-(-width // step)):
-            source, target = panel + pitch * r + 4 * step * i, floor + step // 2 * i
-            if k == _K:
-                _raise_of_powers(source, target)
-            else:
-                _raise_of_quotients(source, target)
-
-
-_LEAST = 1 << MANTISSA_BITS
-"""Added to magnitude bits, it makes those of NaN and Inf negative."""
-
-
-def _raise_finite(kind: ElementType) -> Any:
-    @vector_code(types.int64, types.int64, types.int64)
-    def raise_finite(builder, source, ahead, top):
-        lanes = lanes_of(builder)
-        for cache_line in range(0, kind.size * target_of(builder).step, 64):
-            prefetch(builder, builder.add(builder.add(source, ahead), ir.Constant(I64, cache_line)))
-        tops = [(x & MAGNITUDE) + _LEAST for x in kind.bits(builder, source)]
-        reduce(lambda a, b: a.call("smax", b), tops, load(builder, I32, lanes, top)).store(top)
-
-    return raise_finite
-
-
-_raise_finite_float32, _raise_finite_bfloat16 = _raise_finite(FLOAT32), _raise_finite(BFLOAT16)
-
-
-@vector_code(types.int64)
-def _start_finite(builder, top):
-    lanes = lanes_of(builder)
-    constant(builder, I32, [_LEAST] * lanes).store(top)
-
-
-@vector_code(types.int64, types.int64)
-def _share_finite(builder, top, found):
-    lanes = lanes_of(builder)
-    largest_of = named(f"vector.reduce.smax.v{lanes}i32", I32, load(builder, I32, lanes, top)).value
-    magnitude = builder.sub(largest_of, ir.Constant(I32, _LEAST))
-    builder.atomic_rmw("max", builder.inttoptr(found, I32.as_pointer()), magnitude, "monotonic")
-
-
-@VectorNative
-def finite_amax_rows(
-    source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, address
-):
-    """Raise the int32 at `job.scales` to the largest magnitude bits of finite elements: arguments as `encode_rows`."""
-    job, room, step = fields_at(address, VectorJob).job, _halves(), step_length()
-    ahead = asked_ahead(steps * step * (2 if half else 4), source_step)
-    _start_finite(room)
-    for r in range(rows):
-        for i in range(steps):
-            if half:
-                _raise_finite_bfloat16(source + source_step * r + 2 * step * i, ahead, room)
-            else:
-                _raise_finite_float32(source + source_step * r + 4 * step * i, ahead, room)
-    _share_finite(room, job.scales)

@@ -43,8 +43,9 @@ from mxref.plan import QuantPlan
 from mxref_numba.kernels import Native, address_of, call, fields_at, kernel, numbers_at, written
 from mxref_numba.quantize_job import BFLOAT16, FLOAT32, Job, Result, amax_jobs
 from mxref_numba.threads import run
+from mxref_numba.vector.amax import finite_amax_rows, tile_amax
 from mxref_numba.vector.columns import encode_columns
-from mxref_numba.vector.encode import LONGEST_STEP, encoder_of, finite_amax_rows, tile_amax
+from mxref_numba.vector.encode import LONGEST_STEP, encoder_of
 from mxref_numba.vector.flows import (
     COLUMNS,
     DIRECT,
