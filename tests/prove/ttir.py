@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,8 +26,13 @@ class UnknownOperation(Exception):
 
 _LOCATION = re.compile(r" loc\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")
 _NAME = re.compile(r"%[A-Za-z0-9_$.-]+")
-_BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "f32": 32, "f16": 16, "bf16": 16}
+BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "f32": 32, "f16": 16, "bf16": 16}
 LANE = "lane"
+WITH_MORE = {
+    "arith.constant", "arith.cmpi", "tt.make_range", "tt.get_program_id", "tt.expand_dims", "tt.trans",
+    "tt.elementwise_inline_asm",
+}  # fmt: skip
+"""Operations that say more than their operands; a word that another one says may change what it means."""
 
 
 def without_locations(text: str) -> str:
@@ -49,23 +54,24 @@ class Kind:
 
     shape: tuple[int, ...]
     element: str
-    """A key of `_BITS`; of a pointer what it points to."""
+    """A key of `BITS`; of a pointer what it points to."""
     pointer: bool = False
 
     @property
     def bits(self) -> int:
         """Width of an entry."""
-        return 64 if self.pointer else _BITS[self.element]
+        return 64 if self.pointer else BITS[self.element]
 
 
-def _kind(text: str) -> Kind:
+def kind_of(text: str) -> Kind:
+    """Return the type that a text names."""
     text = text.strip()
     shape: tuple[int, ...] = ()
     if text.startswith("tensor<"):
         *lengths, text = text.removeprefix("tensor<").removesuffix(">").split("x")
         shape = tuple(map(int, lengths))
     found = re.fullmatch(r"!tt\.ptr<(\w+)>|(\w+)", text)
-    if not found or (found[1] or found[2]) not in _BITS:
+    if not found or (found[1] or found[2]) not in BITS:
         raise UnknownOperation(f"type {text}")
     return Kind(shape, found[1] or found[2], found[1] is not None)
 
@@ -112,7 +118,9 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class _Line:
+class Line:
+    """One operation as it is written."""
+
     results: list[str]
     op: str
     operands: list[str]
@@ -120,7 +128,8 @@ class _Line:
     text: str
 
 
-def _line(text: str) -> _Line:
+def line_of(text: str, more: Collection[str] = WITH_MORE) -> Line:
+    """Return an operation's parts; one that is not in `more` says nothing beside its operands."""
     results, _, rest = text.rpartition(" = ") if re.match(r"%[^\"{]* = ", text) else ("", "", text)
     if results:
         results, rest = text.split(" = ", 1)
@@ -131,10 +140,10 @@ def _line(text: str) -> _Line:
     body, _, types = rest.rpartition(" : ")
     if op == "tt.return":
         body, types = "", ""
-    kinds = [] if not types else [_kind(t) for t in re.split(r", (?![^<]*>)| -> | to ", types)]
-    if op not in _WITH_MORE and re.sub(r"%[A-Za-z0-9_]+|[ ,]", "", body):
+    kinds = [] if not types else [kind_of(t) for t in re.split(r", (?![^<]*>)| -> | to ", types)]
+    if op not in more and re.sub(r"%[A-Za-z0-9_]+|[ ,]", "", body):
         raise UnknownOperation(text)
-    return _Line(
+    return Line(
         [name.strip() for name in results.split(",")] if results else [],
         op,
         re.findall(r"%[A-Za-z0-9_]+", re.sub(r"\{.*\}|\"[^\"]*\"", "", body)),
@@ -149,7 +158,7 @@ def read(text: str) -> Kernel:
     head = next(line for line in lines if line.startswith("tt.func"))
     found = re.match(r"tt\.func public @(\w+)\((.*)\) attributes", head)
     assert found
-    body = [_line(line) for line in lines[lines.index(head) + 1 :] if line != "}"]
+    body = [line_of(line) for line in lines[lines.index(head) + 1 :] if line != "}"]
     ranges = [
         int(m[1])
         for line in body
@@ -161,7 +170,7 @@ def read(text: str) -> Kernel:
         raise UnknownOperation(f"the axis of units is not the longest: {units} of {sorted(others)}")
     program = _Program(Kernel(found[1], units))
     for argument in re.finditer(r"%(\d+): (!tt\.ptr<\w+>|\w+)", found[2]):
-        program.argument(f"%{argument[1]}", _kind(argument[2]))
+        program.argument(f"%{argument[1]}", kind_of(argument[2]))
     for line in body:
         program.do(line)
     return program.kernel
@@ -186,7 +195,7 @@ class _Program:
             raise UnknownOperation(f"two axes of {self.kernel.units}")
         return tuple(1 if n == self.kernel.units else n for n in kind.shape)
 
-    def do(self, line: _Line) -> None:
+    def do(self, line: Line) -> None:
         """Do one operation."""
         if line.op == "tt.return":
             return
@@ -208,14 +217,14 @@ class _Program:
                 )
             self.values[name] = out
 
-    def _pointwise(self, line: _Line, inputs: list[Value], kind: Kind) -> Value:
+    def _pointwise(self, line: Line, inputs: list[Value], kind: Kind) -> Value:
         if line.op == "arith.select" and line.kinds[0].shape != kind.shape:
             raise UnknownOperation(line.text)
         if line.op == "arith.cmpi":
             kind = Kind(kind.shape, "i1")
         if line.op in _SINGLE and line.kinds[0].element != "f32":
             raise UnknownOperation(line.text)
-        how = _POINTWISE.get(line.op)
+        how = POINTWISE.get(line.op)
         if how is None:
             raise UnknownOperation(f"{line.op}: {line.text}")
         if any(value.terms.shape != inputs[0].terms.shape for value in inputs):
@@ -233,7 +242,7 @@ class _Program:
         # What a masked load gives elsewhere is of no effect: `theorems` finds the same mask at every store.
         out = np.empty(places.terms.shape, dtype=object)
         for at in np.ndindex(out.shape):
-            out[at] = var(f"load{len(self.kernel.loads)}", _BITS[kind.element])
+            out[at] = var(f"load{len(self.kernel.loads)}", BITS[kind.element])
             mask = masks[0].terms[at] if masks else const(1, 1)
             self.kernel.loads.append(Load(places.terms[at], mask, out[at]))
         return Value(out, Kind(kind.shape, kind.element))
@@ -246,7 +255,7 @@ class _Program:
 
     # Operations that change shapes
 
-    def constant(self, line: _Line, inputs: list[Value], kind: Kind) -> list[Value]:
+    def constant(self, line: Line, inputs: list[Value], kind: Kind) -> list[Value]:
         found = re.search(r"dense<([^>]*)>", line.text) or re.search(r"arith\.constant (\S+)", line.text)
         assert found
         text = found[1]
@@ -262,7 +271,7 @@ class _Program:
             bits = int(text)
         return [self._filled(const(bits, kind.bits), kind)]
 
-    def make_range(self, line: _Line, inputs: list[Value], kind: Kind) -> list[Value]:
+    def make_range(self, line: Line, inputs: list[Value], kind: Kind) -> list[Value]:
         (start,) = map(int, re.findall(r"start = (\d+)", line.text))
         length = kind.shape[0]
         if length != self.kernel.units:
@@ -272,21 +281,21 @@ class _Program:
             raise UnknownOperation(line.text)
         return [self._filled(widen(var(LANE, length.bit_length() - 1), 32), kind)]
 
-    def program_id(self, line: _Line, inputs: list[Value], kind: Kind) -> list[Value]:
+    def program_id(self, line: Line, inputs: list[Value], kind: Kind) -> list[Value]:
         (axis,) = re.findall(r"get_program_id ([xyz])", line.text)
         return [self._filled(widen(var(f"program_{axis}", 31), 32), kind)]
 
-    def splat(self, line: _Line, inputs: list[Value], kind: Kind) -> list[Value]:
+    def splat(self, line: Line, inputs: list[Value], kind: Kind) -> list[Value]:
         return [self._filled(inputs[0].terms[()], kind)]
 
-    def broadcast(self, line: _Line, inputs: list[Value], kind: Kind) -> list[Value]:
+    def broadcast(self, line: Line, inputs: list[Value], kind: Kind) -> list[Value]:
         return [Value(np.broadcast_to(inputs[0].terms, self._lengths(kind)), kind)]
 
-    def expand_dims(self, line: _Line, inputs: list[Value], kind: Kind) -> list[Value]:
+    def expand_dims(self, line: Line, inputs: list[Value], kind: Kind) -> list[Value]:
         (axis,) = map(int, re.findall(r"axis = (\d+)", line.text))
         return [Value(np.expand_dims(inputs[0].terms, axis), kind)]
 
-    def reshape(self, line: _Line, inputs: list[Value], kind: Kind) -> list[Value]:
+    def reshape(self, line: Line, inputs: list[Value], kind: Kind) -> list[Value]:
         shapes = [value.shape for value in (inputs[0].kind, kind)]
         units = self.kernel.units
         before = {int(np.prod(shape[: shape.index(units)])) if units in shape else None for shape in shapes}
@@ -294,30 +303,30 @@ class _Program:
             raise UnknownOperation(f"units are mixed: {line.text}")
         return [Value(inputs[0].terms.reshape(self._lengths(kind)), kind)]
 
-    def transpose(self, line: _Line, inputs: list[Value], kind: Kind) -> list[Value]:
+    def transpose(self, line: Line, inputs: list[Value], kind: Kind) -> list[Value]:
         (order,) = re.findall(r"order = array<i32: ([\d, ]+)>", line.text)
         return [Value(inputs[0].terms.transpose([int(axis) for axis in order.split(",")]), kind)]
 
-    def split(self, line: _Line, inputs: list[Value], kind: Kind) -> list[Value]:
+    def split(self, line: Line, inputs: list[Value], kind: Kind) -> list[Value]:
         return [Value(inputs[0].terms[..., i], kind) for i in range(2)]
 
-    def join(self, line: _Line, inputs: list[Value], kind: Kind) -> list[Value]:
+    def join(self, line: Line, inputs: list[Value], kind: Kind) -> list[Value]:
         return [Value(np.stack([value.terms for value in inputs], axis=-1), kind)]
 
-    def bitcast(self, line: _Line, inputs: list[Value], kind: Kind) -> list[Value]:
+    def bitcast(self, line: Line, inputs: list[Value], kind: Kind) -> list[Value]:
         return [Value(inputs[0].terms, kind)]
 
-    def add_pointer(self, line: _Line, inputs: list[Value], kind: Kind) -> list[Value]:
+    def add_pointer(self, line: Line, inputs: list[Value], kind: Kind) -> list[Value]:
         places, offsets = (value.terms for value in inputs)
         kind = line.kinds[0]
-        size = _BITS[kind.element] // 8
+        size = BITS[kind.element] // 8
         out = np.empty(places.shape, dtype=object)
         for at in np.ndindex(out.shape):
             out[at] = places[at] + widen_signed(offsets[at], 64) * size
         return [Value(out, kind)]
 
 
-_SHAPES: dict[str, Callable[[_Program, _Line, list[Value], Kind], list[Value]]] = {
+_SHAPES: dict[str, Callable[[_Program, Line, list[Value], Kind], list[Value]]] = {
     "arith.constant": _Program.constant,
     "tt.make_range": _Program.make_range,
     "tt.get_program_id": _Program.program_id,
@@ -346,12 +355,12 @@ _COMPARED: dict[str, Callable[[Term, Term], Term]] = {
 }
 
 
-def _compare(line: _Line, args: Sequence[Term], kind: Kind) -> Term:
+def _compare(line: Line, args: Sequence[Term], kind: Kind) -> Term:
     (predicate,) = re.findall(r"arith\.cmpi (\w+)", line.text)
     return _COMPARED[predicate](*args)
 
 
-def _assembly(line: _Line, args: Sequence[Term], kind: Kind) -> Term:
+def _assembly(line: Line, args: Sequence[Term], kind: Kind) -> Term:
     (text,) = re.findall(r'elementwise_inline_asm "([^"]*)"', line.text)
     constraints = re.search(r'constraints = "([^"]*)", packed_element = 1 : i32, pure = true', line.text)
     meaning = ptx.MEANING.get(text)
@@ -372,10 +381,10 @@ def _signed_division(op: str, a: Term, b: Term) -> Term:
     return a >> divisor.bit_length() - 1 if op == "sdiv" else a & (divisor - 1)
 
 
-def _shifted(op: str) -> Callable[[_Line, Sequence[Term], Kind], Term]:
+def _shifted(op: str) -> Callable[[Line, Sequence[Term], Kind], Term]:
     """Return a shift: by the width or more it has no value, and machines do not agree."""
 
-    def done(line: _Line, args: Sequence[Term], kind: Kind) -> Term:
+    def done(line: Line, args: Sequence[Term], kind: Kind) -> Term:
         by = args[1].constant
         if by is None or by >= kind.bits:
             raise UnknownOperation(f"not a shift by a constant below {kind.bits}: {line.text}")
@@ -384,19 +393,14 @@ def _shifted(op: str) -> Callable[[_Line, Sequence[Term], Kind], Term]:
     return done
 
 
-def _applied(op: str) -> Callable[[_Line, Sequence[Term], Kind], Term]:
+def _applied(op: str) -> Callable[[Line, Sequence[Term], Kind], Term]:
     return lambda line, args, kind: apply(op, *args)
 
 
-_WITH_MORE = {
-    "arith.constant", "arith.cmpi", "tt.make_range", "tt.get_program_id", "tt.expand_dims", "tt.trans",
-    "tt.elementwise_inline_asm",
-}  # fmt: skip
-"""Operations that say more than their operands; a word that another one says may change what it means."""
 _COUNTED = {"arith.addf", "arith.subf", "arith.mulf", "math.fma"}
 _SINGLE = _COUNTED | {"arith.maximumf", "arith.fptosi"}
 """Operations whose meaning here is that on float32."""
-_POINTWISE: dict[str, Callable[[_Line, Sequence[Term], Kind], Term]] = {
+POINTWISE: dict[str, Callable[[Line, Sequence[Term], Kind], Term]] = {
     **{f"arith.{name}": _applied(op) for name, op in {
         "addi": "add", "subi": "sub", "muli": "mul", "andi": "and", "ori": "or", "xori": "xor",
         "minui": "umin", "maxui": "umax", "minsi": "smin", "maxsi": "smax",
@@ -419,7 +423,7 @@ _POINTWISE: dict[str, Callable[[_Line, Sequence[Term], Kind], Term]] = {
 }  # fmt: skip
 
 
-def _half(line: _Line, a: Term) -> Term:
+def _half(line: Line, a: Term) -> Term:
     if [kind.element for kind in line.kinds] != ["f16", "f32"]:
         raise UnknownOperation(line.text)
     return Term("half", 32, (a,))
