@@ -21,6 +21,7 @@ from mxref.recipe_plan import RecipePlan
 from mxref.roles import GemmRole
 from mxref.steps.hadamard import SignPolicy, draw_rotation
 from mxref.steps.random import Stream
+from mxref_training.cli.ablate import ablate
 from mxref_training.config_files import load_config
 from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.branches import moments
@@ -266,6 +267,12 @@ def test_the_arms_of_formats_are_the_block_formats_and_their_recipes() -> None:
         "bf16",
         "mx64",
     }  # whose distance from FP8 is in the table of arms
+
+
+def test_the_help_names_every_ladder() -> None:
+    text = ablate.help or ""
+    named = text[text.index("shipped: ") : text.index(". --set")].replace(" or ", ", ")
+    assert sorted(re.findall(r"\w+", named)[1:]) == shipped()
 
 
 def test_the_tables_name_all_that_is_shipped() -> None:

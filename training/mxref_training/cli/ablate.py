@@ -44,8 +44,8 @@ _OF_THE_LADDER = ("branch", "last", "target", "train")
 @click.option(
     "--arms",
     shell_complete=known.arms,
-    help="Comma-separated names: run these and the reference. -NAME leaves one out: --arms=-mxfp8 on a GPU, whose "
-    "backend has no `ordered` GEMM of it. NAME.seed2 is a single run, the third of its arm, without the reference.",
+    help="Comma-separated names: run these and the reference. -NAME leaves one out: --arms=-mxfp8 on a GPU, where its "
+    "`ordered` GEMM is slow. NAME.seed2 is a single run, the third of its arm, without the reference.",
 )
 @click.option(
     "--seeds",
@@ -110,8 +110,8 @@ def ablate(
     """Train the arms of a LADDER and compare them.
 
     LADDER is a TOML file, or the name of one that is shipped: demo, paper, readings, paper_50m, paper_8b, tseng, mx64,
-    mx64_50m, shrinkage or annealed. --set changes a key of the training, as of `mxref train`, or one of the ladder's
-    tables [branch], [last], [target] and [train].
+    mx64_50m, shrinkage, annealed or formats. --set changes a key of the training, as of `mxref train`, or one of the
+    ladder's tables [branch], [last], [target] and [train].
     Finished arms are kept, and the same command goes on with an interrupted ladder. The report is in report.html and
     report.md of the directory, every number in results.json. The results of several machines are brought together by
     --collect; the ladder then goes on with the runs that are missing.
@@ -129,7 +129,7 @@ def ablate(
       mxref ablate paper --branch --set branch.updates=100
       mxref ablate paper --max-minutes 9                the runs that end in time
       mxref ablate paper --arms all,all-h16             two arms, and FP8
-      mxref ablate paper --arms=-mxfp8                  all but one, as on a GPU
+      mxref ablate paper --arms=-mxfp8                  all but one
     """  # noqa: D301 - click takes \b for a paragraph that keeps its lines
     began = time.monotonic()
     wait_passively()
