@@ -29,6 +29,7 @@ from mxref.mxarray import MXArray
 from mxref.placement import Placement
 from mxref.plan import QuantPlan
 from mxref.recipe import GemmProfile
+from mxref.steps.four_over_six import FourOverSix
 from mxref.steps.hadamard import Rotation
 from mxref.steps.scale import ScaleRule
 from mxref_triton.lane.treatment import Output
@@ -79,6 +80,7 @@ class TritonBackend(Backend):
         formats=FORMATS,
         scale_rules=frozenset(ScaleRule),
         scale_thresholds=True,
+        four_over_six=frozenset(FourOverSix),
         blocks=frozenset(shape for made in FORMATS for shape in (made.row, made.tile)),
         gemms=frozenset(
             gemm

@@ -100,30 +100,48 @@ def finite_amax(values, norm: tl.constexpr):
 
 
 @triton.jit
-def _nearest_code(amax_bits, tensor, P: tl.constexpr):
-    """Return the codes of scales with a mantissa, the nearest to amax / (M t), int32 [B]."""
+def nearest_code(amax_bits, tensor, LARGEST: tl.constexpr, P: tl.constexpr):
+    """Return the codes of scales with a mantissa, the nearest to amax / (m t), int32 [B].
+
+    Args:
+        amax_bits: uint32 [B].
+        tensor: t.
+        LARGEST: the largest magnitude m of a scaled block, in units of the element's last bit at its largest exponent.
+        P: the treatment.
+    """
     E: tl.constexpr = P.element
     S: tl.constexpr = P.scale
-    LARGEST: tl.constexpr = (1 << E.precision) + (E.max_code & ((1 << E.precision) - 1))
     largest = divisor(LARGEST, E.max_exponent - E.precision, tensor, S.max_value)
     return to_even(quotient(float_of(amax_bits), largest, True), S).to(tl.int32)
 
 
 @triton.jit
-def _over(values, code, tensor, P: tl.constexpr):
-    """Return elements over the scale with a mantissa that has this code, and over that of the tensor."""
-    S: tl.constexpr = P.scale
+def code_of_six(amax_bits, tensor, P: tl.constexpr):
+    """Return the codes nearest to amax / (M t), int32 [B]."""
+    E: tl.constexpr = P.element
+    LARGEST: tl.constexpr = (1 << E.precision) + (E.max_code & ((1 << E.precision) - 1))
+    return nearest_code(amax_bits, tensor, LARGEST, P)
+
+
+@triton.jit
+def parts_of(code, S: tl.constexpr):
+    """Return the significand and the exponent of scales with a mantissa, int32 [B] each, from their codes."""
     M: tl.constexpr = S.mantissa_bits
-    NEAREST: tl.constexpr = P.constant < 0
     field = code >> M
     significand = (code & ((1 << M) - 1)) + tl.where(field == 0, 0, 1 << M)
-    exponent = tl.maximum(field, 1) - (S.bias + M)
+    return significand, tl.maximum(field, 1) - (S.bias + M)
+
+
+@triton.jit
+def quotients(values, code, tensor, P: tl.constexpr, STICKY: tl.constexpr):
+    """Return elements over the scale with a mantissa that has this code, and over that of the tensor."""
+    significand, exponent = parts_of(code, P.scale)
     factor, high, low, reciprocal, top = divisor(significand, exponent, tensor, P.element.max_value)
     by = factor * P.folded_norm, high, low, reciprocal, top
     out = ()
     for i in tl.static_range(len(values)):
         sign = bits_of(values[i]) & 0x80000000
-        out = out + (float_of(bits_of(quotient(tl.abs(values[i]), by, NEAREST)) | sign),)
+        out = out + (float_of(bits_of(quotient(tl.abs(values[i]), by, STICKY)) | sign),)
     return out
 
 
@@ -151,7 +169,7 @@ def scaling(amax_bits, tensor, P: tl.constexpr):
         if FOLDED_NORM != 1.0:
             factor = factor * FOLDED_NORM
     else:
-        code = _nearest_code(amax_bits, tensor, P)
+        code = code_of_six(amax_bits, tensor, P)
         factor = code
     keep = tl.where(is_finite(amax_bits), 0xFFFFFFFF, 0).to(tl.uint32)
     return factor, keep, stored_code(code, amax_bits, ZERO, P.scale.nan_code)
@@ -165,7 +183,8 @@ def scaled(values, factor, tensor, P: tl.constexpr):
     if P.scale.powers:
         return values, factor
     else:
-        return _over(values, factor, tensor, P), tl.full(factor.shape, 1.0, tl.float32)
+        STICKY: tl.constexpr = P.constant < 0
+        return quotients(values, factor, tensor, P, STICKY), tl.full(factor.shape, 1.0, tl.float32)
 
 
 @triton.jit

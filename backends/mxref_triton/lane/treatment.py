@@ -9,6 +9,7 @@ from functools import cache
 
 from mxref.formats import E2M1, BlockFormat, ElementFormat, ScaleFormat
 from mxref.recipe import OperandSpec
+from mxref.steps.four_over_six import FourOverSix
 from mxref.steps.hadamard import norm_factor
 from mxref.steps.random import elements_per_call
 from mxref.steps.rounding import Rounding
@@ -57,6 +58,8 @@ class Treatment:
     """Integer that is added to the 22-bit fraction of a gap; -1 for RNE."""
     random_bits: int
     """R for SR, else 0."""
+    four_over_six: FourOverSix
+    """By which error a block chooses between two scales, if it does."""
     prescale: float
     """Factor after the division by the scale; 1 for none."""
     saturates: bool
@@ -99,6 +102,11 @@ class Treatment:
     def blocks(self) -> int:
         """Scale codes of a unit, as many as are written."""
         return self.unit // self.k if self.quantizes else 0
+
+    @property
+    def chooses(self) -> bool:
+        """Whether a block chooses between two scales."""
+        return self.four_over_six is not FourOverSix.OFF
 
     @property
     def calls(self) -> int:
@@ -188,6 +196,7 @@ def treatment(
         zero=spec.zero_scale,
         constant=_RANDOM_CONSTANT[spec.rounding],
         random_bits=spec.sr_bits if spec.rounding is Rounding.SR else 0,
+        four_over_six=spec.four_over_six,
         prescale=element.prescale if spec.prescale else 1.0,
         saturates=powers and not spec.prescale and _saturates(spec.scale_rule, element),
         n=n,

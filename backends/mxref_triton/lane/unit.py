@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from mxref_triton.lane.four_over_six import chosen
 from mxref_triton.lane.gfx950 import nearest_word, stochastic_word
 from mxref_triton.lane.hadamard import butterflies, flip_signs, multiplied
 from mxref_triton.lane.hopper import amax_bits_of_pairs, encode_pairs, encode_two, factors, pairs_of
@@ -119,8 +120,11 @@ def _quantized(values, group, shared, P: tl.constexpr, ROWS: tl.constexpr, COLUM
             amax_bits = amax_bits_of(block_values)
         if P.tile:
             amax_bits = over_tile(amax_bits, ROWS, COLUMNS, P.tile)
-        factor, keep, stored = scaling(amax_bits, shared[6], P)
-        block_values, factor = scaled(block_values, factor, shared[6], P)
+        if P.chooses:
+            block_values, factor, keep, stored = chosen(block_values, amax_bits, shared[6], P, ROWS, COLUMNS)
+        else:
+            factor, keep, stored = scaling(amax_bits, shared[6], P)
+            block_values, factor = scaled(block_values, factor, shared[6], P)
         if P.packed:
             both = factors(factor, factor)
         codes = codes + (stored,)

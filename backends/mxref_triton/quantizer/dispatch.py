@@ -120,7 +120,7 @@ def plan_tensor_scale(
             )
         if INTERPRETED or not torch.cuda.is_current_stream_capturing():
             require_magnitude(float(amax))
-    return amax, tensor_scale(amax, plan.format)
+    return amax, tensor_scale(amax, plan.format, plan.spec.four_over_six)
 
 
 def quantize_dual(

@@ -129,6 +129,8 @@ def _units(how: Treatment, per_thread: int) -> int:
         return 1 << 12  # its cost is per program
     if how.output is Output.TRANSFORMED:
         per_thread = 1
+    elif how.chooses and how.quantizes:  # both scales' quotients take registers
+        per_thread = max(1, _ELEMENTS // how.unit)
     elif how.unit > _ELEMENTS or not how.tile:  # of short units in tiles more would take all registers
         per_thread = max(1, per_thread * _ELEMENTS // how.unit)
     return per_thread * WARPS * WARP

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from mxref.formats import BlockFormat
+from mxref.steps.four_over_six import FourOverSix
 from mxref_triton.lane.registers import bits_of
 from mxref_triton.launch import launch
 
@@ -34,11 +35,15 @@ def _store_scale(amax, scale, ODD: tl.constexpr, EXPONENT: tl.constexpr):
     tl.store(scale, tl.where(bits.to(tl.int32, bitcast=True) <= 0, 1.0, tl.maximum(found, 2.0**-149)))
 
 
-def tensor_scale(amax: torch.Tensor, made: BlockFormat) -> torch.Tensor:
-    """Return the scale of a tensor of a format, float32 [1], whose largest finite magnitude is float32 [1]."""
+def tensor_scale(amax: torch.Tensor, made: BlockFormat, by: FourOverSix) -> torch.Tensor:
+    """Return the scale of a tensor of a format, float32 [1], whose largest finite magnitude is float32 [1].
+
+    A block that takes amax / 4 has a scale 1.5 times as large: if blocks choose, that of the largest is a power of two.
+    """
     scale = torch.empty_like(amax)
+    largest = made.scale.max_value if by is FourOverSix.OFF else 2.0**made.scale.max_exponent
     top = int(made.element.max_value / 2.0**made.element.unit_exponent)
-    top *= int(made.scale.max_value / 2.0**made.scale.unit_exponent)
+    top *= int(largest / 2.0**made.scale.unit_exponent)
     zeros = (top & -top).bit_length() - 1
     exponent = made.element.unit_exponent + made.scale.unit_exponent + zeros
     launch(_store_scale, (1,), amax, scale, ODD=top >> zeros, EXPONENT=exponent, num_warps=1)

@@ -1,14 +1,11 @@
 """What the Triton backend chooses and declares for a GPU, without one: no kernel runs."""
 
-from contextlib import nullcontext
-
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from mxref.errors import UnsupportedError
 from mxref.formats import E2M1
 from mxref.recipe import OperandSpec
 from mxref.recipe_files import load_recipe
@@ -22,15 +19,10 @@ from mxref_triton.lane.treatment import Output, treatment
 
 @pytest.mark.parametrize("name", names(RECIPES))
 def test_every_shipped_recipe_works_as_it_is(name):
-    """The choice of four over six is refused by name."""
     backend = ReferenceBackend()
     backend.capabilities = TritonBackend.capabilities
-    refused = (
-        pytest.raises(UnsupportedError, match="four_over_six") if name == "nvfp4_4over6" else nullcontext()
-    )
-    with refused:
-        for own in load_recipe(name).treatments():
-            require_supported(backend, own)
+    for own in load_recipe(name).treatments():
+        require_supported(backend, own)
 
 
 @pytest.mark.clause("scale.rule.threshold")
