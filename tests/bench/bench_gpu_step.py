@@ -10,6 +10,8 @@ each step, and once more with deterministic kernels. A recipe may be followed by
 `ms` is the mean of steps that nobody waits for; in eager modes, which training waits for, the median. Phases are by
 events on the GPU. `busy` is the time of all kernels of a step, taken in one more step under the profiler, against `ms`;
 the rest of the time the GPU waits for Python.
+`floor` is the least time that `step_floor` computes from what cuBLAS, a copy of memory and the other parts of the same
+step take in the same run, and `of floor` how many times of it the step takes.
 `GiB` is the memory at the peak of a step, and `activations` what remains of it without weights, moments and gradients.
 """
 
@@ -37,6 +39,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 import mxref
 from bench.peers import PEERS, TORCHAO, has_torchao
 from bench.step import PARTS, PHASES, Function, Mode, Steps, config_of, timed_parts, with_run
+from bench.step_floor import Ceilings, demand
 from mxref.errors import MxrefError
 from mxref.gemm import gemm_profile
 from mxref.recipe_files import load_recipe
@@ -59,7 +62,7 @@ _WAITS += tuple(name.replace("cuda", "hip") for name in _WAITS)
 """Calls in which Python waits for the GPU."""
 
 _KERNELS = {
-    "gemm": r"nvjet|gemm|cutlass::Kernel|_fold|_ordered",
+    "gemm": r"nvjet|gemm|cutlass::Kernel|_fold|_ordered|_dequantize|_finish|_misfits|_flag_scales",
     _OPTIMIZER: r"multi_tensor_apply",
     "quantize": r"quantize_(rows|columns|both)",
 }
@@ -205,10 +208,13 @@ def gpu_time(averages: Any) -> Row:
 
 def rows_of(
     config: TrainConfig, recipes: tuple[str, ...], modes: tuple[Mode, ...], backend: mxref.Backend,
-    device: torch.device, count: int,
+    device: torch.device, count: int, fixed: bool = True,
 ) -> Iterator[Row]:  # fmt: skip
-    """Yield a row for each recipe and mode; all train one model in turns, whose weights take longest to draw."""
-    model = Llama(config.model, config.run.seed, device=device)
+    """Yield a row for each recipe and mode; all train one model in turns, whose weights take longest to draw.
+
+    With `fixed`, recipes are also timed with deterministic kernels.
+    """
+    model, ceilings, run = Llama(config.model, config.run.seed, device=device), Ceilings(), config.run
     for name, mode in asked(recipes, modes):
         recipe = name if name in PEERS else find(name)
         steps = Steps(model, recipe, config, backend, mode)
@@ -216,9 +222,12 @@ def rows_of(
         if device.type == "cuda":
             row |= profiled_step(steps)
             row["busy"] = row["kernel_ms"] / row["ms"]
+            asked_for = demand(model, run.sequences * run.seq_len, run.micro_batches)
+            row["floor"] = ceilings.floor_of(row["parts"], asked_for)
+            row["of_floor"] = row["ms"] / row["floor"]["ms"]
         del steps
         gc.collect()  # the optimizer's moments, before those of the next
-        if name not in PEERS:
+        if fixed and name not in PEERS:
             with deterministic(device, threads=0):
                 row["deterministic_ms"] = timed_steps(Steps(model, recipe, config, backend, mode), count)[
                     "ms"
@@ -255,6 +264,8 @@ def show(rows: list[Row]) -> None:
             "tokens/s",
             "ms",
             *PHASES,
+            "floor",
+            "of floor",
             "GPU busy",
             *PARTS,
             "rest",
@@ -270,6 +281,7 @@ def show(rows: list[Row]) -> None:
         table.add_row(
             f"{row['recipe']} {row['mode']}", f"{row['tokens_per_s']:,.0f}", f"{row['ms']:.1f}",
             *(f"{row[p]:.1f}" for p in PHASES),
+            *((f"{row['floor']['ms']:.1f}", f"{row['of_floor']:.2f}") if "floor" in row else ("", "")),
             f"{row['busy']:.2f}" if "busy" in row else "",
             *(f"{parts[p]:.1f}" if parts else "" for p in (*PARTS, "rest")),
             str(row.get("launches", "")), str(row.get("waits", "")),
@@ -306,6 +318,13 @@ def show(rows: list[Row]) -> None:
 @click.option("--micro-batch", type=click.IntRange(1), help="Sequences of a forward pass.")
 @click.option("--micro-batches", type=click.IntRange(1), help="Forward passes of a step.")
 @click.option("--steps", default=5, show_default=True, type=click.IntRange(1), help="Steps that are timed.")
+@click.option(
+    "--deterministic/--no-deterministic",
+    "fixed",
+    default=True,
+    show_default=True,
+    help="Whether to time recipes with deterministic kernels too.",
+)
 @click.option("--quick", is_flag=True, help=f"{QUICK_LAYERS} layers.")
 @click.option("--backend", "backend_name", default="triton", show_default=True)
 @click.option(
@@ -314,7 +333,7 @@ def show(rows: list[Row]) -> None:
 def main(
     model: str, recipes: tuple[str, ...], modes: tuple[str, ...], layers: int | None, micro_batch: int | None,
     micro_batches: int | None,
-    steps: int, quick: bool, backend_name: str, out: Path | None,
+    steps: int, fixed: bool, quick: bool, backend_name: str, out: Path | None,
 ) -> None:  # fmt: skip
     try:
         config = config_of(model)
@@ -334,10 +353,12 @@ def main(
         backend = mxref.get_backend(backend_name)
         device = choose_device("auto", backend)
         rows = []
-        for row in rows_of(config, recipes, tuple(map(Mode, modes)), backend, device, steps):
+        for row in rows_of(config, recipes, tuple(map(Mode, modes)), backend, device, steps, fixed):
             rows.append(row)
             name, fixed = f"{row['recipe']} {row['mode']}", row.get("deterministic_ms")
             said = f", {fixed:.1f} with deterministic kernels" if fixed else ""
+            if "floor" in row:
+                said += f", {row['of_floor']:.2f} of a floor of {row['floor']['ms']:.1f}"
             print(f"{name}: {row['ms']:.1f} ms{said}, {row['tokens_per_s']:,.0f} tokens/s", flush=True)
     except MxrefError as err:
         raise click.ClickException(str(err)) from err

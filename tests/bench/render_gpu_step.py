@@ -38,12 +38,21 @@ def section(record: Record, table: Any) -> str:
     if "activations_gib" in base:
         headings.append("activations, GiB")
         text += "`activations` is the peak of the memory without weights, moments and gradients.\n\n"
+    with_floor = any("floor" in row for row in rows)
+    if with_floor:
+        headings[4:4] = ["floor, ms", "of floor"]
+        text += (
+            "`floor` is the sum of the step's products at the rate of cuBLAS, in FP8 where operands fit it and else in "
+            "BF16, of the bytes of making operands at the speed of a copy, and of everything else as it was measured "
+            "in the step. `bench/step_floor.py` says which bytes count.\n\n"
+        )
     text += table(
         headings,
         (
             (
                 _name(row), f"{row['tokens_per_s']:,.0f}", f"{row['tokens_per_s'] / base['tokens_per_s']:.2f}",
-                f"{row['ms']:.1f}", f"{row['deterministic_ms']:.1f}" if "deterministic_ms" in row else "–",
+                f"{row['ms']:.1f}", *(_floor(row) if with_floor else ()),
+                f"{row['deterministic_ms']:.1f}" if "deterministic_ms" in row else "–",
                 f"{row['busy']:.2f}",
                 *(f"{row[key]:.1f}" for key in ("peak_gib", "activations_gib") if key in row),
             )
@@ -113,6 +122,10 @@ def plot(record: Record, width: float = WIDE) -> Figure:
         handlelength=1.2, columnspacing=1,
     )  # fmt: skip
     return figure
+
+
+def _floor(row: Record) -> tuple[str, str]:
+    return (f"{row['floor']['ms']:.1f}", f"{row['of_floor']:.2f}") if "floor" in row else ("–", "–")
 
 
 def _ms(row: Record, part: str) -> float:
