@@ -72,6 +72,25 @@ class _Request:
         return impl.plan(x, self.spec, axis=self.axis, placement=whole, pad=self.pad).tensor_amax
 
 
+def _amaxes(requests: Sequence[_Request], x: Any, impl: Backend) -> list[Any]:
+    """Return `amax` of each request whose format has a scale of the tensor, and None of the others.
+
+    Without a transform it is the same along both axes, so the matrix is read once for both.
+    """
+    found: dict[tuple[Any, ...], Any] = {}
+    amaxes: list[Any] = []
+    for request in requests:
+        spec = request.spec
+        if not block_format(spec).tensor_scale:
+            amaxes.append(None)
+            continue
+        key = spec.format, spec.arithmetic, spec.four_over_six, request.axis if spec.hadamard else None
+        if key not in found:
+            found[key] = request.amax(x, impl)
+        amaxes.append(found[key])
+    return amaxes
+
+
 def _requests(
     x: torch.Tensor,
     batch_place: torch.Tensor,
@@ -110,9 +129,9 @@ def tensor_amax(
     impl, found = backends[backend], x.new_zeros(2, dtype=torch.float32)
     requests = _requests(x, batch_place, (row_spec, column_spec), (row_stream, column_stream), region, tokens)
     filled = _whole_blocks(x, requests[-1])
-    for request in requests:
-        if block_format(request.spec).tensor_scale:
-            found[1 - request.axis] = from_backend(request.amax(to_backend(filled, impl), impl), impl)[0]
+    for request, amax in zip(requests, _amaxes(requests, to_backend(filled, impl), impl), strict=True):
+        if amax is not None:
+            found[1 - request.axis] = from_backend(amax, impl)[0]
     return found
 
 
@@ -151,11 +170,13 @@ def quantize(
     requests = _requests(x, batch_place, (row_spec, column_spec), (row_stream, column_stream), region, tokens)
     filled = _whole_blocks(x, requests[-1])
     source = to_backend(filled, impl)
-    for i, request in enumerate(requests):
+    if amax is None:
+        amaxes = _amaxes(requests, source, impl)
+    else:
+        amaxes = [to_backend(amax[1 - request.axis :][:1], impl) for request in requests]
+    for i, (request, largest) in enumerate(zip(requests, amaxes, strict=True)):
         if block_format(request.spec).tensor_scale:
-            at = 1 - request.axis
-            own = request.amax(source, impl) if amax is None else to_backend(amax[at : at + 1], impl)
-            requests[i] = replace(request, placement=replace(request.placement, amax=own))
+            requests[i] = replace(request, placement=replace(request.placement, amax=largest))
     if len(requests) == 2:
         row, column = requests
         made: tuple[MXArray, ...] = impl.quantize_dual(
