@@ -118,8 +118,9 @@ def _second_errs_less(
     E: tl.constexpr = P.element
     UNITS: tl.constexpr = 2.0**-E.unit_exponent
     unit = _unit(six, tensor, P)
-    significand6, exponent6 = parts_of(six, P.scale)
-    significand4, exponent4 = parts_of(four, P.scale)
+    S: tl.constexpr = P.scale  # Triton 3.6 does not pass attributes of a constant on
+    significand6, exponent6 = parts_of(six, S)
+    significand4, exponent4 = parts_of(four, S)
     # Equal candidates aside, the exponents differ by one at most.
     by6 = significand6.to(tl.float32) * UNITS
     by4 = (significand4 << (exponent4 - exponent6)).to(tl.float32) * UNITS

@@ -135,7 +135,8 @@ def parts_of(code, S: tl.constexpr):
 @triton.jit
 def quotients(values, code, tensor, P: tl.constexpr, STICKY: tl.constexpr):
     """Return elements over the scale with a mantissa that has this code, and over that of the tensor."""
-    significand, exponent = parts_of(code, P.scale)
+    S: tl.constexpr = P.scale  # Triton 3.6 does not pass attributes of a constant on
+    significand, exponent = parts_of(code, S)
     factor, high, low, reciprocal, top = divisor(significand, exponent, tensor, P.element.max_value)
     by = factor * P.folded_norm, high, low, reciprocal, top
     out = ()
