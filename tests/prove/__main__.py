@@ -11,7 +11,14 @@ from fnmatch import fnmatchcase
 
 import click
 
-from prove.certificates import certificate_of, decide, read_certificates, what_is_stale, write_certificates
+from prove.certificates import (
+    certificate_of,
+    decide,
+    encoding,
+    read_certificates,
+    what_is_stale,
+    write_certificates,
+)
 from prove.kernels import TARGETS, cases, compile_cases
 from prove.smtlib import write_clauses
 from prove.theorems import NotProved
@@ -65,7 +72,7 @@ def _answered() -> dict[str, float]:
     return {
         str(digest): float(str(seconds))
         for c in read_certificates().values()
-        if c.solver == VERSION
+        if c.solver == VERSION and c.encoding == encoding()
         for questions in c.steps.values()
         for digest, seconds in questions
     }

@@ -84,7 +84,7 @@ def grid(element: ElementFormat) -> list[int]:
     return [int(Fraction(x) / unit) for x in element.magnitudes]
 
 
-def scaled(y: Term, byte: Term, element: ElementFormat, digits: int = 0) -> Term:
+def scaled(y: Term, byte: Term, element: ElementFormat, digits: int = 0, prescale: bool = False) -> Term:
     """Return v of clause rounding.scaled in halves of the smallest magnitude, exact, and its sticky bit below.
 
     A number much above M stays above M, and is smaller.
@@ -94,17 +94,24 @@ def scaled(y: Term, byte: Term, element: ElementFormat, digits: int = 0) -> Term
         byte: of a finite block.
         element: the format.
         digits: binary digits after the halves, before the sticky bit.
+        prescale: whether it is v' with the prescale instead. Clause rounding.prescale.
     """
     e = exponent(y)
     significand = concat(choose(e.equal(0), const(0, 1), const(1, 1)), mantissa(y))
     e = choose(e.equal(0), const(1, 8), e)
+    if prescale:
+        significand, fraction = _prescaled(significand, element)
+        digits_of_v = digits - fraction
+    else:
+        digits_of_v = digits
     # |y| is significand 2^(e - 150), X is 2^(byte - 127), and a half 2^(unit_exponent - 1).
-    shift = widen(e, 16) - widen(byte, 16) - 22 - element.unit_exponent + digits
+    shift = widen(e, 16) - widen(byte, 16) - 22 - element.unit_exponent + digits_of_v
     cap = (2 * grid(element)[-1]).bit_length() + 1 + digits
-    width = 24 + cap
+    width = significand.width + cap
     left = choose(const(cap, 16).signed_below(shift), const(cap, 16), shift)
     right = const(0, 16) - shift
-    right = choose(const(25, 16).signed_below(right), const(25, 16), right)
+    most = const(significand.width + 1, 16)
+    right = choose(most.signed_below(right), most, right)
     size = max(width, 16)
     whole = widen(significand, size)
     up = whole << widen(left, size)
@@ -112,6 +119,25 @@ def scaled(y: Term, byte: Term, element: ElementFormat, digits: int = 0) -> Term
     lost = ~(down << widen(right, size)).equal(whole)
     negative = shift.signed_below(0)
     return concat(choose(negative, down, up), negative & lost)
+
+
+def _prescaled(significand: Term, element: ElementFormat) -> tuple[Term, int]:
+    """Return a significand times the prescale, rounded to 24 bits to nearest even, and how many bits are a fraction.
+
+    A v below 2^-126, of which this keeps too many bits, has code 0 under every rounding.
+    """
+    c = Fraction(element.max_value) / Fraction(2) ** (element.max_exponent + 1)
+    fraction = c.denominator.bit_length() - 1
+    size = 24 + c.numerator.bit_length()
+    product = widen(significand, size) * c.numerator
+    out = product
+    for drop in range(1, size - 23):
+        half = extract(product, drop - 1, drop - 1)
+        odd = extract(product, drop, drop)
+        below = const(0, 1) if drop == 1 else ~extract(product, drop - 2, 0).equal(0)
+        kept = widen(extract(product, size - 1, drop), size) + widen(half & (below | odd), size)
+        out = choose(const(1 << 23 + drop, size).upto(product), kept << drop, out)
+    return out, fraction
 
 
 def _first_that(conditions: Sequence[Term], width: int) -> Term:
@@ -164,9 +190,12 @@ def signed(code: Term, y: Term, element: ElementFormat) -> Term:
     return choose(negative, code | element.sign, code)
 
 
-def element_code(y: Term, byte: Term, element: ElementFormat, rounding: str = "rne") -> Term:
+def element_code(
+    y: Term, byte: Term, element: ElementFormat, rounding: str = "rne", prescale: bool = False
+) -> Term:
     """Return the code that is stored for an element under a byte. Clause scale.nonfinite and those above."""
-    code = signed(rounded(scaled(y, byte, element), element, rounding), y, element)
+    v = scaled(y, byte, element, 0, prescale)
+    code = signed(rounded(v, element, rounding), y, element)
     return choose(byte.equal(E8M0.nan_code), const(0, element.bits), code)
 
 
@@ -190,7 +219,12 @@ def philox(counter: Words, key: tuple[Term, Term]) -> Words:
 
 
 def random_integer(words: Sequence[Term], element: int, bits: int) -> Term:
-    """Return r of an element of eight, from the words of its call, for R up to 16. Clause random.elements."""
+    """Return r of an element from the words of its call. Clause random.elements.
+
+    A call is of eight elements, and of four for R above 16.
+    """
+    if bits > 16:
+        return words[element % 4] >> (32 - bits)
     j = element % 8
     half = extract(words[j >> 1], 16 * (j & 1) + 15, 16 * (j & 1))
     return half >> (16 - bits)

@@ -16,6 +16,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from mxref.formats import BLOCK_FORMATS, BlockFormat
+from mxref.recipe import OperandSpec
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import ScaleRule
 from places import TESTS
 
 TARGETS = {"gfx950": "ahead of time", "sm_90": ""}
@@ -35,18 +38,46 @@ class Case:
     rounding: str = "rne"
     masked: bool = False
     """Whether the last program has fewer units than the others."""
+    sr_bits: int = 16
+    """R, under SR."""
+    prescale: bool = False
 
     @property
     def name(self) -> str:
         """The case's name, of its fields."""
         zero = f".zero{self.zero_scale}" if self.zero_scale else ""
         zero += "" if self.rounding == "rne" else f".{self.rounding}"
+        zero += f"{self.sr_bits}" if self.sr_bits != 16 else ""
+        zero += ".prescale" if self.prescale else ""
         return f"{self.format}.{self.rule}.{self.dtype}{zero}{'.masked' if self.masked else ''}"
 
     @property
     def block(self) -> BlockFormat:
         """The block format."""
         return BLOCK_FORMATS[self.format]
+
+    @property
+    def random_bits(self) -> int:
+        """R, or 0 without SR."""
+        return self.sr_bits if self.rounding == "sr" else 0
+
+    @property
+    def spec(self) -> OperandSpec:
+        """The treatment as a recipe has it."""
+        return OperandSpec(
+            self.block, ScaleRule(self.rule), Rounding(self.rounding), self.sr_bits,
+            zero_scale=self.zero_scale, prescale=self.prescale,
+        )  # fmt: skip
+
+    @property
+    def options(self) -> list[str]:
+        """The treatment as options of `mxref explain`."""
+        told = {"format": self.format, "scale-rule": self.rule}
+        told |= {"zero-scale": str(self.zero_scale)} if self.zero_scale else {}
+        told |= {} if self.rounding == "rne" else {"rounding": self.rounding}
+        told |= {"sr-bits": str(self.sr_bits)} if self.sr_bits != 16 else {}
+        out = [word for name, value in told.items() for word in (f"--{name}", value)]
+        return out + ["--prescale"] * self.prescale
 
 
 def cases() -> dict[str, Case]:
@@ -59,7 +90,23 @@ def cases() -> dict[str, Case]:
         for rule in ("floor", "even")
         for how in ("rna", "rtz", "sr")
     ]
+    eight = ("mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2")
+    out += [Case(made, "floor", "bfloat16", rounding="sr") for made in eight]
+    out += [Case("mxfp4", "floor", "bfloat16", rounding="sr", sr_bits=bits) for bits in (1, 8, 20, 22)]
+    out += [Case("mxfp8_e4m3", "floor", "bfloat16", rounding="sr", sr_bits=20)]
+    out += [Case("mxint8", rule, "bfloat16") for rule in RULES]
+    out += [Case("mxint8", "floor", "bfloat16", rounding=how) for how in ("rna", "rtz", "sr")]
+    out += [Case(made, "floor", "bfloat16", prescale=True) for made in FORMATS]
+    out += [Case("mxfp4", "floor", "bfloat16", rounding="sr", prescale=True)]
     return {case.name: case for case in out}
+
+
+QUICK = (
+    "mxfp4.even.bfloat16", "mxfp4.floor.bfloat16", "mxfp4.rceil.float32", "mxfp6_e2m3.even.bfloat16",
+    "mxfp4.floor.bfloat16.rna", "mxfp4.floor.bfloat16.sr", "mxfp8_e4m3.floor.bfloat16.sr",
+    "mxint8.floor.bfloat16", "mxfp4.floor.bfloat16.prescale", "mxfp4.floor.bfloat16.sr20",
+)  # fmt: skip
+"""Cases of `make test`; the rest are of `make test-studies`."""
 
 
 @dataclass(frozen=True)
@@ -136,21 +183,18 @@ def _main(target: str, names: Sequence[str]) -> None:
     absent.become(machine)
     from aot.table import SIDE, CompiledCase
     from mxref.placement import Placement
-    from mxref.recipe import OperandSpec
     from mxref.steps.random import Stream
-    from mxref.steps.rounding import Rounding
-    from mxref.steps.scale import ScaleRule
     from mxref_triton.backend import TritonBackend
     from prove.ttir import UnknownOperation, read
 
     for name in names:
         case = cases()[name]
-        how = Rounding(case.rounding)
-        spec = OperandSpec(case.block, ScaleRule(case.rule), rounding=how, zero_scale=case.zero_scale)
         side = SIDE + 32 * case.masked
         x = partial(torch.empty, (side + case.masked, side), dtype=getattr(torch, case.dtype), device="cuda")
         with absent.launches() as seen:
-            run = partial(TritonBackend.quantize, x=x(), spec=spec, axis=1, placement=Placement(Stream(1)))
+            run = partial(
+                TritonBackend.quantize, x=x(), spec=case.spec, axis=1, placement=Placement(Stream(1))
+            )
             CompiledCase(name, run, side * side).launch()
         (launch,) = seen
         asm, metadata = launch.compiled.asm, launch.compiled.metadata

@@ -17,6 +17,8 @@ from bitwuzla import Kind
 from prove.terms import FLOATS, Term, choose, every, in_order, var, variables
 
 VERSION = f"bitwuzla {bitwuzla.version()}"
+ENCODING = 1
+"""Counts how this module puts a question to the solver: raised when an operation gets another meaning."""
 
 _BINARY = {
     "add": Kind.BV_ADD, "sub": Kind.BV_SUB, "mul": Kind.BV_MUL, "and": Kind.BV_AND, "or": Kind.BV_OR,

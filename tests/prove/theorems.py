@@ -24,6 +24,7 @@ from functools import cached_property
 
 import numpy as np
 
+from mxref.formats.elements import Negatives
 from prove import clauses
 from prove.clauses import INFINITY, MAGNITUDE
 from prove.kernels import Case
@@ -46,9 +47,6 @@ from prove.terms import (
 )
 from prove.ttir import LANE, Kernel, Load, Store
 
-SR_BITS = 16
-"""R of the treatments that are proved under SR."""
-
 
 class NotProved(Exception):
     """A step of the proof has no form here, or does not hold; the message names it."""
@@ -66,6 +64,21 @@ class Step:
     def digest(self) -> str:
         """What identifies the question: the SHA-256 of its terms."""
         return digest_of(self.goal, *self.assumptions)
+
+
+@dataclass(frozen=True)
+class Access:
+    """One word or byte that a unit reads or writes."""
+
+    name: str
+    found: Term
+    """Its address in the kernel."""
+    right: Term
+    """The address that the layout gives it."""
+    mask: Term
+    """Whether the kernel accesses it."""
+    exists: Term
+    """Whether the unit exists."""
 
 
 def _finite(amax: Term) -> Term:
@@ -127,7 +140,10 @@ class Proof:
         found = evaluate([access.address for access in accesses], values)
         places = [(int(at) - (1 << 20)) // size - unit * count for at in found]
         if sorted(places) != list(range(count)):
-            raise NotProved(f"places: {sorted(places)} of argument {argument} are not 0 to {count - 1}")
+            raise NotProved(
+                f"places: in unit {unit}, lane 3 of program 5, the accesses of argument {argument} are at places "
+                f"{sorted(places)} of 0 to {count - 1}"
+            )
         return places
 
     @cached_property
@@ -156,29 +172,34 @@ class Proof:
     def _store_places(self) -> list[int]:
         return self._by_place(self._stores[0], 1, self.words_out, 4)
 
-    def _places(self) -> Step:
+    @cached_property
+    def accesses(self) -> list[Access]:
+        """All that a unit reads and writes."""
         codes, scales = self._stores
         self._by_place(scales, 2, 1, 1)
-        truths = []
         groups = (
-            (self.kernel.loads, 0, self._load_places, self.words_in, 4),
-            (codes, 1, self._store_places, self.words_out, 4),
-            (scales, 2, [0], 1, 1),
+            ("input", self.kernel.loads, 0, self._load_places, self.words_in, 4),
+            ("codes", codes, 1, self._store_places, self.words_out, 4),
+            ("scale byte", scales, 2, [0], 1, 1),
         )
-        for accesses, argument, places, count, size in groups:
+        masked = any(access.mask.constant != 1 for access in (*self.kernel.loads, *self.kernel.stores))
+        exists = self._unit.below(widen(var("argument4", 32), 64)) if masked else const(1, 1)
+        out = []
+        for name, found, argument, places, count, size in groups:
             base = var(f"argument{argument}", 64)
-            truths += [
-                access.address.equal(base + (self._unit * count + place) * size)
-                for access, place in zip(accesses, places, strict=True)
-            ]
-        masks = {access.mask for access in (*self.kernel.loads, *self.kernel.stores)}
-        if len(masks) > 1:
-            raise NotProved("places: loads and stores have different masks")
-        (mask,) = masks
+            for access, place in zip(found, places, strict=True):
+                told = name if count == 1 else f"word {place} of the {name}"
+                right = base + (self._unit * count + place) * size
+                out.append(Access(told, access.address, right, access.mask, exists))
+        return out
+
+    def _places(self) -> Step:
+        truths = [access.found.equal(access.right) for access in self.accesses]
+        masks = list(dict.fromkeys((access.mask, access.exists) for access in self.accesses))
         assumptions: tuple[Term, ...] = ()
-        if mask.constant != 1:
-            rows, units = var("argument3", 32), widen(var("argument4", 32), 64)
-            truths.append(mask.equal(self._unit.below(units)))
+        if masks != [(const(1, 1), const(1, 1))]:
+            truths += [mask.equal(exists) for mask, exists in masks]
+            rows = var("argument3", 32)
             assumptions = (const(0, 32).signed_below(rows), ~var("argument4", 32).signed_below(0))
         return Step("places", every(truths), assumptions)
 
@@ -267,6 +288,16 @@ class Proof:
         *words, byte = substitute([*words, byte], {self._kernels_amax: by, **self._random_words})
         return words, byte
 
+    @property
+    def _per_call(self) -> int:
+        """Elements that a Philox call serves. Clause random.elements."""
+        return 8 if self.case.sr_bits <= 16 else 4
+
+    @property
+    def _per_unit(self) -> int:
+        """Philox calls of a unit."""
+        return self.k // self._per_call
+
     @cached_property
     def _calls(self) -> list[Term]:
         """The numbers of the Philox calls of a unit, in order, as one evaluation shows; `_random` proves it."""
@@ -282,9 +313,9 @@ class Proof:
         whole = [c.args[0] if c.op == "extract" and c.args[0].width == 64 else c for c in first]
         values = {f"argument{i}": 0 for i in range(14)} | {LANE: 0, "program_x": 0}
         places = [int(place) for place in evaluate(whole, values)]
-        if sorted(places) != list(range(self.k // 8)):
+        if sorted(places) != list(range(self._per_unit)):
             raise NotProved(f"random: the calls of a unit are {sorted(places)}")
-        return [whole[places.index(call)] for call in range(self.k // 8)]
+        return [whole[places.index(call)] for call in range(self._per_unit)]
 
     @cached_property
     def _random_words(self) -> dict[Term, Term]:
@@ -305,7 +336,7 @@ class Proof:
     def _random(self) -> Iterator[Step]:
         for call, number in enumerate(self._calls):
             group = var("argument8", self.kernel.widths[8])
-            expected = widen_signed(group, 64) + self._unit * (self.k // 8) + call
+            expected = widen_signed(group, 64) + self._unit * self._per_unit + call
             yield Step(f"random: call {call}", number.equal(extract(expected, number.width - 1, 0)))
 
     def _byte(self) -> Step:
@@ -347,6 +378,11 @@ class Proof:
         by_element = {j: term for term, j in found.items()}
         return [by_element[j] for j in range(self.k)]
 
+    @property
+    def _two(self) -> bool:
+        """Whether negative codes are those of two's complement."""
+        return self.element.negatives is Negatives.TWOS_COMPLEMENT
+
     @cached_property
     def _offset(self) -> int:
         """What is added to a code: the term of element 0 for zero."""
@@ -372,12 +408,17 @@ class Proof:
             inputs = numbers << 13
         values = {self.inputs[0].value: inputs.ravel()}
         (values["amax"],) = evaluate([self.ys[0]], values)
-        values |= {f"word{i}": np.uint64(0xFFFFFFFF) for i in range(self.k // 2)}
+        values |= {f"word{i}": np.uint64(0xFFFFFFFF) for i in range(4 * self._per_unit)}
         (found,) = evaluate([(self._rounded[0] - self._offset) >> self._fraction], values)
         return self.element.max_code + int(found.max() > self.element.max_code)
 
     def _code_in(self, rounded: Term) -> tuple[Term, Term]:
-        """Return whether a rounded term is the offset and a code up to the limit; and the code of the format."""
+        """Return whether a rounded term is the offset and a code up to the limit; and the code of the format.
+
+        Codes in two's complement are negated before they are packed, and are the lowest bits of the term.
+        """
+        if self._two:
+            return const(1, 1), extract(rounded, self.element.bits - 1, 0)
         code = (rounded - self._offset) >> self._fraction
         largest = const(self.element.max_code, code.width)
         return code.upto(self._limit), extract(apply("umin", code, largest), self.element.bits - 1, 0)
@@ -387,24 +428,27 @@ class Proof:
         byte = clauses.scale_byte(self.amax, self.case.rule, self.element, self.case.zero_scale)
         free = {first, self.amax, *(var(f"word{i}", 32) for i in range(4))}
         for j, (x, term) in enumerate(zip(self.inputs, self._rounded, strict=True)):
-            words = [var(f"word{4 * (j // 8) + i}", 32) for i in range(4)]
+            words = [var(f"word{4 * (j // self._per_call) + i}", 32) for i in range(4)]
             names = {x: first} | {word: var(f"word{i}", 32) for i, word in enumerate(words)}
             (renamed,) = substitute([term], names)
             if not set(variables(renamed)) <= free:
                 raise NotProved("element: it depends on more than an element, amax and Philox's words")
             limited, code = self._code_in(renamed)
             expected = self._expected(y, byte, j)
+            if self._two:
+                expected = clauses.signed(expected, y, self.element)
             goal = limited & code.equal(expected)
             not_above = (self.amax.below(INFINITY), (y & MAGNITUDE).upto(self.amax))
             yield Step("element", goal, (self.is_amax, *not_above))
 
     def _expected(self, y: Term, byte: Term, j: int) -> Term:
         """Return the magnitude code of the clauses, for the words of a call under SR."""
-        if self.case.rounding != "sr":
-            return clauses.rounded(clauses.scaled(y, byte, self.element), self.element, self.case.rounding)
-        v = clauses.scaled(y, byte, self.element, SR_BITS)
-        r = clauses.random_integer([var(f"word{i}", 32) for i in range(4)], j, SR_BITS)
-        return clauses.stochastic(v, widen(r, v.width), SR_BITS, self.element)
+        bits = self.case.random_bits
+        v = clauses.scaled(y, byte, self.element, bits, self.case.prescale)
+        if not bits:
+            return clauses.rounded(v, self.element, self.case.rounding)
+        r = clauses.random_integer([var(f"word{i}", 32) for i in range(4)], j, bits)
+        return clauses.stochastic(v, widen(r, v.width), bits, self.element)
 
     def _words(self) -> Iterator[Step]:
         expected = []
@@ -414,7 +458,8 @@ class Proof:
             free = variables[rounded] = var(f"rounded{j}", rounded.width)
             limited, code = self._code_in(free)
             limits.append(~_finite(self.amax) | limited)
-            code = clauses.signed(code, self.ys[j], self.element)
+            if not self._two:
+                code = clauses.signed(code, self.ys[j], self.element)
             expected.append(choose(_finite(self.amax), code, const(0, self.element.bits)))
         stream = clauses.packed(expected)
         words = substitute(self._cut[0], variables)
@@ -433,7 +478,10 @@ class Proof:
         """Yield for each word the question that `element` and `words` split: to find a block where they do not hold."""
         byte = clauses.scale_byte(self.amax & MAGNITUDE, self.case.rule, self.element, self.case.zero_scale)
         stream = clauses.packed(
-            [clauses.element_code(y, byte, self.element, self.case.rounding) for y in self.ys]
+            [
+                clauses.element_code(y, byte, self.element, self.case.rounding, self.case.prescale)
+                for y in self.ys
+            ]
         )
         not_above = [~_finite(self.amax) | (y & MAGNITUDE).upto(self.amax) for y in self.ys]
         for place, word in enumerate(self._cut[0]):
