@@ -50,7 +50,7 @@ from mxref_triton.products.matrix_cores import TUNES
 from mxref_triton.products.ordered import multiplies, sums_in_float32
 from mxref_triton.quantizer.decode import dequantize
 from mxref_triton.quantizer.dispatch import plan_tensor_scale, quantize, quantize_dual
-from mxref_triton.quantizer.native import native_roundings
+from mxref_triton.quantizer.native import native_conversions
 from mxref_triton.quantizer.transform import hadamard
 
 
@@ -98,9 +98,9 @@ class TritonBackend(Backend):
 
         Args:
             bounded: see `mxref_triton.products.bounded.bounded_way`.
-            conversions: see `mxref_triton.quantizer.native.native_roundings`.
+            conversions: see `mxref_triton.quantizer.native.native_conversions`.
         """
-        self.native, self._conversions = native_roundings(conversions)
+        self.native, self._conversions = native_conversions(conversions)
         self._way, self._bounded = bounded_way(bounded)
         self._flag = RangeFlag()
         self._widened = 0

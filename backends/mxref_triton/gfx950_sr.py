@@ -11,9 +11,8 @@ from dataclasses import replace
 import torch
 
 from mxref.errors import BackendError
-from mxref.steps.rounding import Rounding
 from mxref_triton.backend import TritonBackend
-from mxref_triton.lane.gfx950 import is_gfx950
+from mxref_triton.lane.gfx950 import STOCHASTIC, is_gfx950
 from mxref_triton.launch import INTERPRETED
 from mxref_triton.products.bounded import BOUNDED
 from mxref_triton.quantizer.native import first_difference, on_device
@@ -29,7 +28,7 @@ class NativeStochasticBackend(TritonBackend):
 
     def __init__(self, bounded: str = "auto", conversions: str = "auto") -> None:
         super().__init__(bounded, conversions)
-        self.native |= {Rounding.SR}
+        self.native |= {STOCHASTIC}
         # The conversions multiply by powers of two only.
         self.capabilities = replace(self.capabilities, native_sr=True, max_sr_bits=_SR_BITS, prescale=False)
 
@@ -47,7 +46,7 @@ def backend() -> NativeStochasticBackend:
     gpu = torch.device("cuda")
     if INTERPRETED or not torch.cuda.is_available() or not is_gfx950(gpu):
         raise BackendError("backend 'triton-native-sr' needs a gfx950 GPU, and there is none; take 'triton'")
-    if (wrong := first_difference(on_device(gpu, seed=1), stochastic=True)) is not None:
+    if (wrong := first_difference(on_device(gpu, STOCHASTIC, seed=1), STOCHASTIC)) is not None:
         raise BackendError(
             f"the stochastic conversions of this gfx950 give codes that are not neighbours of the value: {wrong}"
         )

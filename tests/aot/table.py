@@ -28,10 +28,10 @@ from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 from mxref.steps.scale import ScaleRule
 from mxref_triton.backend import TritonBackend
-from mxref_triton.lane.gfx950 import is_gfx950
+from mxref_triton.lane.gfx950 import NEAREST, STOCHASTIC, Conversion, is_gfx950
 from mxref_triton.products.bounded import BoundedWay
 from mxref_triton.products.matrix_cores import multiply_onto
-from mxref_triton.quantizer.native import launch_conversion
+from mxref_triton.quantizer.native import launch_conversion, together
 
 SIDE = 16384
 """Rows and columns of every matrix but those whose edges are odd."""
@@ -49,8 +49,8 @@ class CompiledCase:
     run: Callable[[TritonBackend], object]
     elements: int
     """Elements that the operation reads, or for a GEMM writes."""
-    native: frozenset[Rounding] = frozenset()
-    """Roundings by gfx950's own conversions."""
+    native: frozenset[Conversion] = frozenset()
+    """What gfx950's own conversions make."""
     gfx950_only: bool = False
 
     @property
@@ -129,11 +129,13 @@ def _by_block(formats: tuple[BlockFormat, BlockFormat], backend: TritonBackend) 
         return _product(formats, "float32", backend)
 
 
-def _check(rounding: Rounding, backend: TritonBackend) -> None:
-    n = 1 << 16
-    words = [torch.empty(shape, dtype=torch.int32, device="cuda") for shape in ((n, 8), (n, 4), (n,))]
+def _check(made: Conversion, elements: int, backend: TritonBackend) -> None:
+    group = together(made[0])
+    n = elements // group
+    shapes = (n, group), (n, 4), (n, group * made[0].bits // 32)
+    words = [torch.empty(shape, dtype=torch.int32, device="cuda") for shape in shapes]
     factors = torch.empty(n, dtype=torch.float32, device="cuda")
-    launch_conversion(words[0], factors, words[1], words[2], rounding is Rounding.SR)
+    launch_conversion(words[0], factors, words[1], words[2], made)
 
 
 def _gemm(
@@ -199,15 +201,16 @@ def _cases() -> Iterator[CompiledCase]:
     for name in ("rne", "rne.h16"):
         for axis, orientation in ((1, "row"), (0, "column")):
             run = partial(_quantize, _RNE[name], axis, "bfloat16", whole, False)
-            yield CompiledCase(f"native.{orientation}.{name}", run, area, frozenset({Rounding.RNE}))
+            yield CompiledCase(f"native.{orientation}.{name}", run, area, frozenset(NEAREST))
     yield CompiledCase(
         "native.dual.rne+rne.h16", partial(_dual, (_RNE["rne"], _RNE["rne.h16"]), whole), area,
-        frozenset({Rounding.RNE}),
+        frozenset(NEAREST),
     )  # fmt: skip
     run = partial(_quantize, _SR["sr16.h16"], 1, "bfloat16", whole, False)
-    yield CompiledCase("native.row.sr16.h16", run, area, frozenset({Rounding.SR}))
-    for name, rounding in (("rne", Rounding.RNE), ("sr", Rounding.SR)):
-        yield CompiledCase(f"native.check.{name}", partial(_check, rounding), 1 << 19, frozenset({rounding}))
+    yield CompiledCase("native.row.sr16.h16", run, area, frozenset({STOCHASTIC}))
+    for name, made in (("rne", NEAREST[0]), ("sr", STOCHASTIC)):
+        run = partial(_check, made, 1 << 19)
+        yield CompiledCase(f"native.check.{name}", run, 1 << 19, frozenset({made}))
     for profile in (GemmProfile.ORDERED, GemmProfile.BOUNDED):
         for out_dtype in ("float32", "bfloat16"):
             yield _gemm_case(f"{profile}.{out_dtype}", (8192, 8192, 8192), profile, out_dtype)
@@ -270,6 +273,17 @@ def _short_cases(area: int) -> Iterator[CompiledCase]:
     )
     h16 = replace(e2m3, hadamard=16)
     yield CompiledCase("short.dual.rne+rne.h16.e2m3", partial(_dual, (e2m3, h16), whole), area)
+    native = frozenset(NEAREST)
+    sixes = {"row.rne.e2m3": (e2m3, 1), "row.rne.h16.e2m3": (h16, 1), "column.rne.e3m2": (e3m2, 0)}
+    for name, (spec, axis) in sixes.items():
+        run = partial(_quantize, spec, axis, "bfloat16", whole, False)
+        yield CompiledCase(f"short.{name}", run, area, gfx950_only=True)
+        yield CompiledCase(f"short.native.{name}", run, area, native)
+    run = partial(_dual, (e2m3, h16), whole)
+    yield CompiledCase("short.native.dual.rne+rne.h16.e2m3", run, area, native)
+    for made in NEAREST[1:]:
+        run = partial(_check, made, 1 << 19)
+        yield CompiledCase(f"short.native.check.{made[0].name.lower()}", run, 1 << 19, native)
     run = partial(_every_profile, (MXFP6_E3M2, MXFP6_E2M3))
     yield CompiledCase("gemm.short.e3m2.e2m3", run, _WIDTH * _WIDTH)
 

@@ -15,6 +15,7 @@ import torch
 
 from gfx950.driver import on_model
 from gfx950.inputs import random_operand
+from mxref.formats import E2M1, E2M3, E3M2, ElementFormat
 from mxref.mxarray import MXArray
 from mxref.placement import Placement
 from mxref.recipe import GemmProfile, OperandSpec
@@ -28,8 +29,9 @@ SHAPE = (96, 256)
 WIDTH = 16384
 """Elements between the rows of the widest matrices of aot.table, a constant of kernels."""
 STREAM = Stream(seed=0x123456789ABCDEF0, step=3, layer=2, operand=4)
-PORTABLE: frozenset[Rounding] = frozenset()
-NATIVE = frozenset({Rounding.RNE})
+Conversion = tuple[ElementFormat, Rounding]
+PORTABLE: frozenset[Conversion] = frozenset()
+NATIVE = frozenset((element, Rounding.RNE) for element in (E2M1, E2M3, E3M2))
 
 RECIPES = {
     "plain": OperandSpec(scale_rule="even"),
@@ -78,7 +80,7 @@ def same_bits(got: np.ndarray, want: np.ndarray) -> bool:
 
 def quantized(
     backend: Any, x: np.ndarray, spec: OperandSpec, axis: int, *,
-    pad: bool = False, native: frozenset[Rounding] = PORTABLE, **how: Any,
+    pad: bool = False, native: frozenset[Conversion] = PORTABLE, **how: Any,
 ) -> tuple[int, list[str]]:  # fmt: skip
     """Quantize in the model; return the number of bytes that differ from the reference's, and what was executed."""
     with on_model(**how) as launched, patch.object(backend, "native", native):
@@ -96,7 +98,7 @@ def start_up(package: dict[str, ModuleType], **how: Any) -> Iterator[list[str]]:
     # They ask for a "cuda" device, as ROCm's torch calls it; the model's tensors are the CPU's.
     with (
         on_model(**how) as launched,
-        patch.object(conversions, "on_device", lambda device: convert(torch.device("cpu"))),
+        patch.object(conversions, "on_device", lambda device, made: convert(torch.device("cpu"), made)),
         patch.object(gemm, "on_device", lambda device: multiply(torch.device("cpu"))),
     ):
         yield launched

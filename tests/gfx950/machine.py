@@ -15,7 +15,7 @@ next, so they meet again where the paths join. A wave at s_barrier waits for its
     floats.py       IEEE details                             crosslane.py, lanes.py   between lanes; lane maps
     memory.py       buffers with guards, LDS                 salu.py                  scalar arithmetic
     hazards.py      missing wait states                      vmem.py, lds.py          loads and stores
-    driver.py       a Triton device that is this model       fp4.py, mfma.py          E2M1 and matrices
+    driver.py       a Triton device that is this model       fp4.py, fp6.py, mfma.py  4 and 6 bits; matrices
 
 What is checked besides the results: every access lies inside a buffer (or is dropped by a buffer descriptor's
 own bounds), guard bytes stay intact, registers and LDS that nothing wrote hold poison, the wait states that the
@@ -34,7 +34,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gfx950 import crosslane, fp4, mfma, packed, salu, valu, vmem
+from gfx950 import crosslane, fp4, fp6, mfma, packed, salu, valu, vmem
 from gfx950 import lds as lds_module
 from gfx950.assembly import Instruction, Program, parse
 from gfx950.errors import Gfx950Error
@@ -43,7 +43,13 @@ from gfx950.memory import Lds, Memory
 from gfx950.registers import LANES, Choices, Group, Registers
 
 ARITHMETIC = (
-    valu.HANDLERS | packed.HANDLERS | crosslane.HANDLERS | salu.HANDLERS | fp4.HANDLERS | mfma.HANDLERS
+    valu.HANDLERS
+    | packed.HANDLERS
+    | crosslane.HANDLERS
+    | salu.HANDLERS
+    | fp4.HANDLERS
+    | fp6.HANDLERS
+    | mfma.HANDLERS
 )
 MEMORY = vmem.HANDLERS | lds_module.HANDLERS
 NOTHING = frozenset(

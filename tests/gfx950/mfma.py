@@ -126,10 +126,9 @@ def check_overlap(instruction: Instruction) -> None:
     """
     result, *sources = instruction.operands
     for number, operand in enumerate(sources):
-        if operand.kind != result.kind or (number == 2 and operand.index == result.index):
+        if number == 2 and operand.index == result.index:
             continue
-        apart = operand.index >= result.index + result.count or result.index >= operand.index + operand.count
-        if result.count > 4 and not apart:
+        if result.count > 4 and operand.overlaps(result):
             raise Gfx950Error("a result of more than four registers lies over a source")
 
 

@@ -43,6 +43,11 @@ class Operand:
     absolute: bool = False
     sext: bool = False
 
+    def overlaps(self, other: Operand) -> bool:
+        """Return whether both name a register."""
+        apart = self.index >= other.index + other.count or other.index >= self.index + self.count
+        return self.kind == other.kind and not apart
+
     def constant(self, bits: int) -> int | None:
         """Return the pattern of `bits` bits that this constant is for an operand of that width, None if none."""
         mask = (1 << bits) - 1

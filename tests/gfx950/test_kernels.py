@@ -30,6 +30,7 @@ from gfx950.compare import (
     RECIPES,
     SHAPE,
     STREAM,
+    Conversion,
     as_in_training,
     differences,
     more,
@@ -43,7 +44,6 @@ from gfx950.inputs import matrix, random_operand
 from mxref.placement import Placement
 from mxref.recipe import OperandSpec
 from mxref.reference import backend as reference
-from mxref.steps.rounding import Rounding
 
 EVEN, SR = RECIPES["plain"], OperandSpec(rounding="sr", scale_rule="even", sr_bits=16)
 OPERANDS = {
@@ -95,7 +95,7 @@ def test_quantization_as_in_training(
     recipe: str,
     kind: str,
     axis: int,
-    native: frozenset[Rounding],
+    native: frozenset[Conversion],
 ) -> None:
     """By the kernels whose instructions are counted."""
     x = in_whole_tiles(recipe, kind, axis)
@@ -163,7 +163,7 @@ NVFP4_CASES = [
 @pytest.mark.study
 @pytest.mark.parametrize(("spec", "kind", "axis", "native"), NVFP4_CASES)
 def test_quantization_to_nvfp4(
-    backend: Any, spec: OperandSpec, kind: str, axis: int, native: frozenset[Rounding]
+    backend: Any, spec: OperandSpec, kind: str, axis: int, native: frozenset[Conversion]
 ) -> None:
     """The scale of the tensor too, by kernels that the fused multiply-add of the model is exact for."""
     wrong, launched = quantized(backend, matrix(*SHAPE, kind, 7), spec, axis, native=native)
@@ -201,7 +201,7 @@ FAKE = [
 @pytest.mark.study
 @pytest.mark.parametrize(("axis", "native", "shape"), FAKE)
 def test_fake_quantization(
-    backend: Any, axis: int, native: frozenset[Rounding], shape: tuple[int, int]
+    backend: Any, axis: int, native: frozenset[Conversion], shape: tuple[int, int]
 ) -> None:
     """Values are made of the codes in the same kernel. The first is one of aot.table."""
     x = matrix(*shape, "bfloat16", 3)
@@ -215,7 +215,7 @@ def test_fake_quantization(
 
 
 def dual_differences(
-    backend: Any, kind: str, names: tuple[str, str], native: frozenset[Rounding] = PORTABLE,
+    backend: Any, kind: str, names: tuple[str, str], native: frozenset[Conversion] = PORTABLE,
     shape: tuple[int, int] = SHAPE,
 ) -> tuple[int, list[str]]:  # fmt: skip
     """Quantize along rows and columns at once; return as `quantized` does."""
@@ -242,7 +242,7 @@ DUAL_TABLE = [
 @pytest.mark.study
 @pytest.mark.parametrize(("names", "native"), DUAL_TABLE)
 def test_dual_quantization_as_in_training(
-    package: dict[str, ModuleType], backend: Any, names: tuple[str, str], native: frozenset[Rounding]
+    package: dict[str, ModuleType], backend: Any, names: tuple[str, str], native: frozenset[Conversion]
 ) -> None:
     """See `test_quantization_as_in_training`."""
     with as_in_training(package):
@@ -252,7 +252,7 @@ def test_dual_quantization_as_in_training(
 
 @pytest.mark.study
 @pytest.mark.parametrize(("names", "native"), [(("hadamard", "plain"), PORTABLE), *DUAL_TABLE])
-def test_dual_quantization(backend: Any, names: tuple[str, str], native: frozenset[Rounding]) -> None:
+def test_dual_quantization(backend: Any, names: tuple[str, str], native: frozenset[Conversion]) -> None:
     assert dual_differences(backend, "bfloat16", names, native) == (0, ["quantize_both"])
 
 

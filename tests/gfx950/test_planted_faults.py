@@ -20,7 +20,6 @@ from gfx950.compare import (
     BACKENDS,
     FOLDED_LAUNCHES,
     NATIVE,
-    PORTABLE,
     RECIPES,
     SHAPE,
     folded_product,
@@ -33,6 +32,8 @@ from gfx950.driver import load_package, on_model
 from gfx950.errors import Gfx950Error
 from gfx950.inputs import matrix
 from mxref.errors import BackendError
+from mxref.formats import E2M1, E2M3, E3M2
+from mxref.recipe import OperandSpec
 
 # name: (file, what stands there once, what is put there instead, recipe)
 WRONG_BITS = {
@@ -116,26 +117,63 @@ def test_a_missing_wait_state_is_seen(tmp_path: Path) -> None:
         quantized(backend, matrix(*SHAPE, "bfloat16"), RECIPES["plain"], -1, native=NATIVE)
 
 
-# name: (what stands once in gfx950.py, what is put there instead)
+def test_a_result_over_a_source_is_seen(tmp_path: Path) -> None:
+    """Nothing holds the sources until the result is written; the compiler saves registers then."""
+    backend = planted_backend(
+        tmp_path, "lane/gfx950.ll",
+        "<6 x i32> %codes, <16 x float> %even15, <16 x float> %odd15, float %divisor) #1\n"
+        "  %out = extractelement <6 x i32> %kept, i32 %word\n  ret i32 %out\n}\n\ndefine",
+        "<6 x i32> %codes, <16 x float> poison, <16 x float> poison, float poison) #1\n"
+        "  %out = extractelement <6 x i32> %kept, i32 %word\n  ret i32 %out\n}\n\ndefine",
+    )  # fmt: skip
+    spec = OperandSpec("mxfp6_e2m3", "even")
+    with pytest.raises(Gfx950Error, match="2xpk16_fp6_f32 .* lies over a source"):
+        quantized(backend, matrix(*SHAPE, "bfloat16"), spec, -1, native=NATIVE)
+
+
+# name: (file, what stands there once, what is put there instead, elements whose conversions are wrong then)
 WRONG_CONVERSIONS = {
-    "two bytes of a word are swapped": ('"0,0,1,0", "0,0,0,1"', '"0,0,0,1", "0,0,1,0"'),
-    "a byte of a word is never written": ('"0,0,0,1", "0,0,1,1"', '"0,0,0,1", "0,0,0,1"'),
+    "two bytes of a word are swapped": (
+        "lane/gfx950.py", '"0,0,1,0", "0,0,0,1"', '"0,0,0,1", "0,0,1,0"', {E2M1},
+    ),
+    "a byte of a word is never written": (
+        "lane/gfx950.py", '"0,0,0,1", "0,0,1,1"', '"0,0,0,1", "0,0,0,1"', {E2M1},
+    ),
     "values are multiplied with the divisor": (
+        "lane/gfx950.py",
         "return float_of(_ONE_TWICE - bits_of(factor))",
         "return factor",
+        {E2M1, E2M3, E3M2},
     ),
-    "the divisor is twice as large": ("_ONE_TWICE = tl.constexpr(254 <<", "_ONE_TWICE = tl.constexpr(255 <<"),
-}
+    "the divisor is twice as large": (
+        "lane/gfx950.py",
+        "_ONE_TWICE = tl.constexpr(254 <<",
+        "_ONE_TWICE = tl.constexpr(255 <<",
+        {E2M1, E2M3, E3M2},
+    ),
+    "values of even and of odd index change places": (
+        "lane/gfx950.ll",
+        "2xpk16.fp6.f32(\n      <16 x float> %even15, <16 x float> %odd15",
+        "2xpk16.fp6.f32(\n      <16 x float> %odd15, <16 x float> %even15",
+        {E2M3},
+    ),
+    "one format is converted to the other": (
+        "lane/gfx950.ll", "%codes = call <6 x i32> @llvm.amdgcn.cvt.scalef32.2xpk16.bf6",
+        "%codes = call <6 x i32> @llvm.amdgcn.cvt.scalef32.2xpk16.fp6", {E3M2},
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", WRONG_CONVERSIONS)
 def test_wrong_conversions_are_refused_at_start_up(fault: str, tmp_path: Path) -> None:
-    package = planted(tmp_path, "lane/gfx950.py", *WRONG_CONVERSIONS[fault])
-    said = r"the reference.* 0x[0-9a-f]{8} / 2\^-?\d+ became code \d+, not \d+"
+    *change, wrong = WRONG_CONVERSIONS[fault]
+    package = planted(tmp_path, *change)
+    said = r"the reference.* 0x[0-9a-f]{8} / 2\^-?\d+ became code \d+ of E\dM\d, not \d+"
     with start_up(package) as launched:
         backend = package["backend"].TritonBackend(bounded="mfma")
-        assert backend.native == PORTABLE
-        assert re.search(f"portable conversions: .* {said}", backend.details())
+        assert backend.native == frozenset(made for made in NATIVE if made[0] not in wrong)
+        assert bool(backend.native) != ("portable conversions: " in backend.details())
+        assert re.search(said, backend.details())
         with pytest.raises(BackendError, match=said):
             package["backend"].TritonBackend(bounded="mfma", conversions="native")
     assert set(launched) == {"_convert"}

@@ -16,7 +16,7 @@ from typing import Any
 import triton
 
 from mxref.errors import BackendError, FileFormatError
-from mxref.formats import MXFP6_E2M3
+from mxref.formats import E2M1, MXFP6_E2M3
 from mxref.recipe import OperandSpec
 from mxref.steps.rounding import Rounding
 from mxref.steps.scale import ScaleRule
@@ -79,7 +79,7 @@ def compile_here(jobs: int) -> None:
             case_name(tensor, treatment, native),
             partial(both, treatment, dtype, shape),
             shape[0] * shape[1],
-            frozenset({Rounding.RNE} if native else ()),
+            frozenset({(E2M1, Rounding.RNE)} if native else ()),
         )
         for tensor, (dtype, shape) in TENSORS.items()
         for treatment in TREATMENTS

@@ -119,6 +119,11 @@ class Treatment:
         return self.element is E2M1
 
     @property
+    def by_block(self) -> bool:
+        """Whether one conversion of gfx950 makes all codes of a block."""
+        return self.native and not self.is_e2m1
+
+    @property
     def direct(self) -> bool:
         """Whether elements are rounded as they are read, packed bfloat16."""
         return self.packed and self.kind == "bfloat16" and not self.n and not self.tile
@@ -151,7 +156,7 @@ def treatment(
     signed: bool,
     output: Output,
     norm: float | None = None,
-    native: frozenset[Rounding] = frozenset(),
+    native: frozenset[tuple[ElementFormat, Rounding]] = frozenset(),
     packed: bool = False,
     late: bool = False,
     drawn: bool = False,
@@ -166,7 +171,8 @@ def treatment(
         signed: whether signs come before it.
         output: what is written.
         norm: factor after the transform; default that of its size.
-        native: roundings of E2M1 for which the conversions of gfx950 are used, where there is no prescale.
+        native: elements and roundings for which the conversions of gfx950 are used, where there is no prescale; for
+            elements of 6 bits where codes are written.
         packed: whether there is the arithmetic of Hopper: packed bfloat16, which RNE to codes of E2M1 uses where there
             is no prescale and amax stays on its side of the scale rule's bound, and sums rounded toward zero, which SR
             to E2M1 uses.
@@ -206,7 +212,9 @@ def treatment(
         norm=1.0 if folds else norm,
         folded_norm=norm if folds else 1.0,
         tile=spec.block.rows if spec.block.is_tile else 0,
-        native=nibbles and spec.rounding in native and not spec.prescale,
+        native=(element, spec.rounding) in native
+        and not spec.prescale
+        and (nibbles or output is Output.CODES),
         packed=packed
         and nibbles
         and powers

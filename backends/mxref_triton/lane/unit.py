@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from mxref_triton.lane.four_over_six import chosen
-from mxref_triton.lane.gfx950 import nearest_word, stochastic_word
+from mxref_triton.lane.gfx950 import nearest_word, nearest_words_of_block, stochastic_word
 from mxref_triton.lane.hadamard import butterflies, flip_signs, multiplied
 from mxref_triton.lane.hopper import amax_bits_of_pairs, encode_pairs, encode_two, factors, pairs_of
 from mxref_triton.lane.hopper import encode_word as encode_packed
@@ -129,7 +129,9 @@ def _quantized(values, group, shared, P: tl.constexpr, ROWS: tl.constexpr, COLUM
             both = factors(factor, factor)
         codes = codes + (stored,)
         quads = ()
-        for i in tl.static_range(K // 8):
+        if P.by_block:
+            words = words + nearest_words_of_block(block_values, factor, keep, E)
+        for i in tl.static_range(0 if P.by_block else K // 8):
             random = _random_words(group, shared, K // 8 * block + i, P)
             eight = block_values[8 * i : 8 * i + 8]
             if P.packed:

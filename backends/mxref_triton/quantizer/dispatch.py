@@ -13,6 +13,7 @@ from mxref.quantization import require_magnitude, require_whole
 from mxref.recipe import OperandSpec
 from mxref.steps.hadamard import Rotation
 from mxref.steps.rounding import Rounding
+from mxref_triton.lane.gfx950 import Conversion
 from mxref_triton.lane.hopper import packs_bfloat16
 from mxref_triton.lane.treatment import MAX_FUSED_HADAMARD, Output, Treatment, treatment
 from mxref_triton.launch import INTERPRETED, check_device
@@ -55,7 +56,10 @@ class Storage:
 
 
 def quantize(
-    x: torch.Tensor, plan: QuantPlan, output: Output = Output.CODES, native: frozenset[Rounding] = frozenset()
+    x: torch.Tensor,
+    plan: QuantPlan,
+    output: Output = Output.CODES,
+    native: frozenset[Conversion] = frozenset(),
 ) -> Storage:
     """Return a planned quantization of a tensor, as codes or as bfloat16 values; `native` as in `treatment`."""
     check_device(x)
@@ -71,7 +75,7 @@ def _launch(
     x: torch.Tensor,
     plan: QuantPlan,
     output: Output,
-    native: frozenset[Rounding],
+    native: frozenset[Conversion],
     outputs: Callable[[int], Outputs],
 ) -> None:
     """Start the kernels of a plan, one for each matrix of the tensor; `outputs` gives what is written from a row on."""
@@ -128,7 +132,7 @@ def quantize_dual(
     row: QuantPlan,
     column: QuantPlan,
     output: Output = Output.CODES,
-    native: frozenset[Rounding] = frozenset(),
+    native: frozenset[Conversion] = frozenset(),
 ) -> tuple[Storage, Storage]:
     """Return both plans of a matrix: from one read of memory where that gains something, else one after the other.
 
@@ -168,7 +172,7 @@ def padded(x: torch.Tensor, plan: QuantPlan) -> torch.Tensor:
 
 
 def _treatment(
-    x: torch.Tensor, plan: QuantPlan, rotation: Rotation | None, output: Output, native: frozenset[Rounding]
+    x: torch.Tensor, plan: QuantPlan, rotation: Rotation | None, output: Output, native: frozenset[Conversion]
 ) -> Treatment:
     # Nothing else of the spec decides amax, so its kernels are few.
     spec = OperandSpec(plan.format) if output is Output.AMAX else plan.spec

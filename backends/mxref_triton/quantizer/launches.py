@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mxref_triton.lane.gfx950 import library
 from mxref_triton.lane.treatment import Output, Treatment
 from mxref_triton.launch import INTERPRETED, WARP, WARPS, launch, power_of_two_from, tiles_of
 from mxref_triton.quantizer.column import quantize_columns
@@ -65,6 +66,7 @@ def launch_rows(
         m.tensor, *out, rows, units, stride, *random,
         P=how, ROWS=down, UNITS=across, BAND=0 if flat else 1, MASKED=bool(rows % down or units % across),
         WIDE=(down - 1) * max(abs(stride), units * how.words_out) >= _WIDE_OFFSET - units * how.words_in,
+        **_linked(how),
     )  # fmt: skip
 
 
@@ -87,6 +89,7 @@ def launch_columns(
         VECTOR=_vector(tile * aside // together, WARPS) if m.stride == 1 else 1,
         MASKED=bool(is_padded or lines % tile or units % aside), PADDED=is_padded,
         WIDE=tile * max(abs(m.stride), length) + aside * how.unit * abs(m.step) >= _WIDE_OFFSET,
+        **_linked(how),
     )  # fmt: skip
 
 
@@ -120,7 +123,13 @@ def launch_both(
         VECTOR=_vector(tile_rows // hows[1].unit * tile_columns // (2 if hows[1].two_lines else 1), warps),
         MASKED=bool(rows % tile_rows or columns % tile_columns),
         WIDE=tile_rows * max(abs(m.stride), columns) + tile_columns * rows >= _WIDE_OFFSET,
+        **_linked(*hows),
     )  # fmt: skip
+
+
+def _linked(*hows: Treatment) -> dict[str, Any]:
+    """Return the options of a launch that link what treatments call."""
+    return library() if any(how.by_block for how in hows) else {}
 
 
 def _units(how: Treatment, per_thread: int) -> int:

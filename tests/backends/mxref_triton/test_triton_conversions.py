@@ -7,32 +7,41 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from mxref.formats import E2M1
+from mxref.layouts.packed import pack
 from mxref.steps.rounding import Rounding, round_magnitude
+from mxref_triton.lane.gfx950 import NEAREST, STOCHASTIC
 from mxref_triton.quantizer.native import DIVISORS, first_difference
 
-
-def words_of(values, factors, spoil=None):
-    """Return the results of the reference's conversions, changed by `spoil`."""
-    with np.errstate(all="ignore"):
-        wide = np.abs(values.astype(np.float64)) * factors.astype(np.float64)[:, None]
-    magnitude = np.minimum(np.nan_to_num(wide, nan=8, posinf=8), 8).astype(np.float32)
-    codes = round_magnitude(magnitude.ravel(), Rounding.RNE, E2M1).reshape(magnitude.shape)
-    codes |= np.signbit(values).astype(np.uint8) << 3
-    if spoil is not None:
-        codes = spoil(values, magnitude, codes.copy())
-    return (codes.astype(np.uint32) << (4 * np.arange(8, dtype=np.uint32))).sum(1, dtype=np.uint32)
+TO_E2M1 = (E2M1, Rounding.RNE)
 
 
-def spoiled(where, code):
+def converting(element=E2M1, spoil=None):
+    """Return the reference's conversion, whose codes are changed by `spoil`."""
+    beyond = 2.0 ** (element.max_exponent + 1)
+
+    def words_of(values, factors):
+        with np.errstate(all="ignore"):
+            wide = np.abs(values.astype(np.float64)) * factors.astype(np.float64)[:, None]
+        magnitude = np.minimum(np.nan_to_num(wide, nan=8, posinf=beyond), beyond).astype(np.float32)
+        codes = round_magnitude(magnitude.ravel(), Rounding.RNE, element).reshape(magnitude.shape)
+        codes |= np.signbit(values).astype(np.uint8) << (element.bits - 1)
+        if spoil is not None:
+            codes = spoil(values, magnitude, codes.copy())
+        return pack(codes, element).view(np.uint32)
+
+    return words_of
+
+
+def spoiled(where, code, element=E2M1):
     def spoil(values, magnitude, codes):
         return np.where(where(values, magnitude), code(codes), codes).astype(np.uint8)
 
-    return lambda values, factors: words_of(values, factors, spoil)
+    return converting(element, spoil)
 
 
-def test_the_check_of_the_conversions_passes_the_reference():
-    assert first_difference(words_of) is None
-    assert first_difference(words_of, stochastic=True) is None
+@pytest.mark.parametrize("made", [*NEAREST, STOCHASTIC])
+def test_the_check_of_the_conversions_passes_the_reference(made):
+    assert first_difference(converting(made[0]), made) is None
     assert {0, 127, 253} <= set(DIVISORS)
 
 
@@ -49,14 +58,32 @@ def test_the_check_of_the_conversions_passes_the_reference():
     ids=["-0", "tie", "subnormal", "above a tie", "saturation", "one pattern under one divisor"],
 )
 def test_the_check_of_the_conversions_finds_one_wrong_bit(where, code):
-    difference = first_difference(spoiled(where, code))
+    difference = first_difference(spoiled(where, code), TO_E2M1)
     assert difference is not None
     assert difference.got not in difference.wanted
     assert "became code" in str(difference)
 
 
+@pytest.mark.parametrize("made", NEAREST[1:])
+@pytest.mark.parametrize("end", ["-0", "tie", "subnormal", "above a tie", "saturation"])
+def test_the_check_of_conversions_to_six_bits_finds_one_wrong_bit(made, end):
+    element = made[0]
+    last, smallest = np.float32(element.max_value), np.float32(element.magnitudes[1])
+    tie = np.float32((element.magnitudes[9] + element.magnitudes[10]) / 2)
+    where = {
+        "-0": lambda v, m: (v == 0) & np.signbit(v),
+        "tie": lambda v, m: m == tie,
+        "subnormal": lambda v, m: (np.abs(v) < 2.0**-126) & (m >= smallest),
+        "above a tie": lambda v, m: m == np.nextafter(smallest / 2, np.float32(1)),
+        "saturation": lambda v, m: m > last,
+    }[end]
+    difference = first_difference(spoiled(where, lambda c: c ^ (32 if end == "-0" else 1), element), made)
+    assert difference.got not in difference.wanted
+    assert f"of {element.name}, not" in str(difference)
+
+
 def test_stochastic_conversions_must_stay_at_the_neighbours():
     up = spoiled(lambda v, m: m < 0.25, lambda c: (c & 8) | 1)
-    assert str(first_difference(up, stochastic=True)).endswith("became code 1, not 0")
+    assert str(first_difference(up, STOCHASTIC)).endswith("became code 1 of E2M1, not 0")
     past = spoiled(lambda v, m: m == 2.5, lambda c: (c & 8) | 6)
-    assert first_difference(past, stochastic=True).wanted in ((4, 5), (12, 13))
+    assert first_difference(past, STOCHASTIC).wanted in ((4, 5), (12, 13))

@@ -307,29 +307,28 @@ def test_stochastic_conversions_need_a_gfx950():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "asked", "native", "said"),
+    ("wrong", "asked", "elements", "said"),
     [
-        (None, "auto", {"rne"}, "gave the reference's bits"),
-        (None, "native", {"rne"}, "gave the reference's bits"),
-        (
-            "0x3f800000 / 2^0 became code 1, not 2",
-            "auto",
-            set(),
-            "portable conversions: those of this gfx950 are not",
-        ),
+        ((), "auto", ("E2M1", "E2M3", "E3M2"), "gave the reference's bits at start-up"),
+        ((), "native", ("E2M1", "E2M3", "E3M2"), "gave the reference's bits at start-up"),
+        (("E2M3",), "auto", ("E2M1", "E3M2"), "at start-up, to E2M1, E3M2 only: 0x3f800000"),
+        (("E2M1", "E2M3", "E3M2"), "auto", (), "portable conversions: those of this gfx950 are not"),
     ],
 )
-def test_a_gfx950_answers_for_its_conversions_first(wrong, asked, native, said, monkeypatch):
-    from mxref_triton.quantizer import native as native_conversions
+def test_a_gfx950_answers_for_its_conversions_first(wrong, asked, elements, said, monkeypatch):
+    from mxref_triton.quantizer import native
 
-    monkeypatch.setattr(native_conversions, "INTERPRETED", False)
-    monkeypatch.setattr(native_conversions, "is_gfx950", lambda device: True)
-    monkeypatch.setattr(native_conversions, "first_difference", lambda convert: wrong)
-    roundings, words = native_conversions.native_roundings(asked)
-    assert {r.value for r in roundings} == native
+    def first_difference(convert, made):
+        return f"0x3f800000 / 2^0 became code 1 of {made[0].name}, not 2" if made[0].name in wrong else None
+
+    monkeypatch.setattr(native, "INTERPRETED", False)
+    monkeypatch.setattr(native, "is_gfx950", lambda device: True)
+    monkeypatch.setattr(native, "first_difference", first_difference)
+    used, words = native.native_conversions(asked)
+    assert {(element.name, rounding.value) for element, rounding in used} == {(e, "rne") for e in elements}
     assert said in words
-    assert native_conversions.native_roundings("portable") == (frozenset(), "portable conversions")
+    assert native.native_conversions("portable") == (frozenset(), "portable conversions")
     if wrong:
-        assert wrong in words
+        assert all(f"of {name}, not 2" in words for name in wrong)
         with pytest.raises(BackendError, match="differ from the reference: 0x3f800000"):
-            native_conversions.native_roundings("native")
+            native.native_conversions("native")

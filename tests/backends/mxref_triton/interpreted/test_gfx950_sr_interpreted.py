@@ -39,7 +39,7 @@ def gfx950(monkeypatch):
 
     def give(convert):
         asked = []
-        monkeypatch.setattr(gfx950_sr, "on_device", lambda device, seed: asked.append(seed) or convert)
+        monkeypatch.setattr(gfx950_sr, "on_device", lambda device, made, seed: asked.append((made, seed)) or convert)
         return asked
 
     return give
@@ -49,9 +49,9 @@ def gfx950(monkeypatch):
 def test_a_card_that_gives_neighbours_is_taken(gfx950):
     seeds = gfx950(coin_flips())
     backend = gfx950_sr.backend()
-    assert seeds == [1]
+    assert seeds == [((E2M1, Rounding.SR), 1)]
     assert (backend.name, backend.capabilities.native_sr) == ("triton-native-sr", True)
-    assert Rounding.SR in backend.native
+    assert (E2M1, Rounding.SR) in backend.native
     assert "SR by gfx950's own conversions, which only statistics hold" in backend.details()
 
 
