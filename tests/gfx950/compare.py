@@ -143,7 +143,7 @@ def folded_product(
     own_a, a = on_tensors(drawn(m, blocks, m, hostile), prescale=prescale)
     own_b, b = on_tensors(drawn(n, blocks, n, hostile))
     with (
-        on_model(spoil_sums=hostile, **how) as launched,
+        on_model(unknown_sums=np.nan if hostile else None, **how) as launched,
         patch.object(package["bounded"], "LEAST_FOLDED_WORK", 1),
         patch.object(package["ordered"], "_MISFIT_PROGRAMS", 3),
     ):

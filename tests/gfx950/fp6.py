@@ -41,6 +41,19 @@ def encode(x: np.ndarray, grid: np.ndarray) -> np.ndarray:
     return code.astype(U32) | (np.signbit(x).astype(U32) << U32(5))
 
 
+def decode(codes: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    """Return the values of codes in float64."""
+    return np.where(codes & 32, -1.0, 1.0) * grid[codes & 31]
+
+
+def codes_of(words: np.ndarray) -> np.ndarray:
+    """Return the codes in words uint32 [..., 3 n], the first in the lowest bits, as integers [..., 16 n]."""
+    stream = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=-1, bitorder="little")
+    bits = stream.reshape(*words.shape[:-1], -1, 6)
+    codes: np.ndarray = (bits << np.arange(6, dtype=np.uint8)).sum(axis=-1, dtype=np.uint8)
+    return codes
+
+
 def words_of(codes: np.ndarray) -> np.ndarray:
     """Return codes uint32 [..., 32] as words [..., 6], the first code in the lowest bits."""
     bits = (codes[..., None] >> np.arange(6, dtype=U32)) & U32(1)

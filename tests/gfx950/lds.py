@@ -42,6 +42,28 @@ def read(size: int, sext: bool) -> Handler:
     return run
 
 
+def read_transposed(size: int) -> Handler:
+    """Return ds_read_b64_tr_*: 16 lanes read rows of 16 elements of `size` bytes, and each gets a column.
+
+    A lane reads 8 bytes, wherever its address is: of bytes, lane l of the 16 reads half a row, the bytes 8 * (l % 2) ..
+    of row l / 2. There are as many rows as a lane reads elements, and lane l gets column l.
+    """
+    count = 8 // size
+
+    def run(group: Group, instruction: Instruction, memory: Memory, lds: Lds) -> None:
+        allow(instruction, "offset")
+        if not group.all_on:
+            raise Gfx950Error("a transposed read with disabled lanes is not modelled")
+        destination, address = instruction.operands
+        workgroups, offsets = places(group, address, offset_of(instruction))
+        if (offsets % 8).any():
+            raise Gfx950Error("a transposed read takes addresses that are multiples of 8")
+        rows = lds.load(workgroups, offsets, 8).reshape(-1, count, 16, size)
+        write_loaded(group, destination, np.ascontiguousarray(rows.transpose(0, 2, 1, 3)).reshape(-1, 8))
+
+    return run
+
+
 def write(size: int, shift: int) -> Handler:
     """Return ds_write_*."""
 
@@ -133,4 +155,5 @@ for _size in (4, 8):
         f"ds_write2_b{8 * _size}": write_two(_size, _size),
         f"ds_write2st64_b{8 * _size}": write_two(_size, 64 * _size),
     }
+HANDLERS |= {f"ds_read_b64_tr_b{8 * size}": read_transposed(size) for size in (1, 2)}
 HANDLERS |= {"ds_bpermute_b32": pull, "ds_permute_b32": push, "ds_swizzle_b32": swizzle}

@@ -2,8 +2,8 @@
 
 Those are not documented. So a result is given only if every partial sum in any order is a float32: all products
 and the addend are multiples of some 2^q, q >= -149, and their magnitudes add up to at most 2^(q + 24). Anything
-else is refused, or is NaN where a launch asks for that: a kernel that throws such a sum away is right, and one that
-stores it is seen. Subnormal sources count with their value (MFMA flushes none since CDNA3).
+else is refused, or is a number that a launch names: a kernel that throws such a sum away is right, and one that stores
+it is seen. Subnormal sources count with their value (MFMA flushes none since CDNA3).
 
 Lane l of 64 holds row (of A) or column (of B) l % N, N = 16 or 32, and neighbouring elements along K, first those of
 lanes 0 .. N-1, and so on. Elements of 8 bits in scaled instructions come in two runs of 16 (see `runs_of_16`).
@@ -18,7 +18,7 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 
-from gfx950 import fp4
+from gfx950 import fp4, fp6
 from gfx950.assembly import Instruction
 from gfx950.errors import Gfx950Error
 from gfx950.operands import Operand
@@ -71,6 +71,15 @@ def from_fp4(data: np.ndarray) -> np.ndarray:
     )
 
 
+def from_sixes(kind: str) -> Elements:
+    """Return what gives elements of 6 bits, 16 to three words, in float64."""
+
+    def elements(data: np.ndarray) -> np.ndarray:
+        return fp6.decode(fp6.codes_of(data), fp6.GRIDS[kind])
+
+    return elements
+
+
 def matrix(elements: np.ndarray, n: int) -> np.ndarray:
     """Return [waves, n, K] from what the lanes hold, [waves, 64, K / groups]."""
     waves, _, each = elements.shape
@@ -94,21 +103,25 @@ def rows_and_columns(n: int) -> tuple[np.ndarray, np.ndarray]:
     return row, np.broadcast_to(lane % n, row.shape)
 
 
-def exact_sum(products: np.ndarray, addend: np.ndarray, spoil: bool) -> np.ndarray:
-    """Return addend + products summed over the last axis, float32; where an order could matter, raise or give NaN."""
+def exact_sum(products: np.ndarray, addend: np.ndarray, unknown: float | None, bits: int = 24) -> np.ndarray:
+    """Return addend + products summed over the last axis, float64; where an order could matter, `unknown` or an error.
+
+    Sums have a significand of `bits` bits: 24, and no unit below 2^-149, or 52 of float64's 53, since the magnitudes
+    are added up in float64 too.
+    """
     with np.errstate(invalid="ignore"):
         total = products.sum(axis=-1) + addend
         size = np.abs(products).sum(axis=-1) + np.abs(addend)
         special = ~np.isfinite(size)
         fraction, exponent = np.frexp(np.where(special, 0, size))
-        # The least power of two, from 2^-149 on, of which 2^24 are no less than the magnitudes together.
-        q = np.maximum(exponent - (fraction == 0.5) - 24, -149)
+        # The least power of two, from the format's own on, of which 2^bits are no less than the magnitudes together.
+        q = np.maximum(exponent - (fraction == 0.5) - bits, -149 if bits == 24 else -1022)
         unit, inverse = np.ldexp(1.0, q), np.ldexp(1.0, -q)
         whole = (np.rint(products * inverse[..., None]) * unit[..., None] == products).all(axis=-1)
         whole &= np.rint(addend * inverse) * unit == addend
-    fits = special | (whole & (size < 2.0**128))
-    if spoil:
-        total = np.where(fits, total, np.nan)
+    fits = special | (whole & (size < 2.0 ** (128 if bits == 24 else 1023)))
+    if unknown is not None:
+        total = np.where(fits, total, unknown)
     elif not fits.all():
         raise Gfx950Error("a sum that may depend on the hardware's order or width is not modelled")
     zero = size == 0
@@ -116,7 +129,7 @@ def exact_sum(products: np.ndarray, addend: np.ndarray, spoil: bool) -> np.ndarr
         # -0 only if all terms are: the order cannot matter, but NumPy starts at +0.
         negative = np.signbit(products[zero]).all(axis=-1) & np.signbit(addend[zero])
         total[zero] = np.where(negative, -0.0, 0.0)
-    return total.astype(np.float32)
+    return np.asarray(total)
 
 
 def check_overlap(instruction: Instruction) -> None:
@@ -149,9 +162,9 @@ def multiply(group: Group, instruction: Instruction, a: np.ndarray, b: np.ndarra
         bits = group.vector32(third, register)
         addend = np.broadcast_to(bits, (group.count, LANES)).view(np.float32).astype(np.float64)
         products = a[:, row[:, register]] * b[:, column[:, register]]
-        totals.append(exact_sum(products, addend, group.state.choices.spoil_sums))
+        totals.append(exact_sum(products, addend, group.state.choices.unknown_sums))
     for register, total in enumerate(totals):
-        group.write_vector(destination, register, total.view(U32), None)
+        group.write_vector(destination, register, total.astype(np.float32).view(U32), None)
 
 
 def plain(n: int, k: int, elements: Elements) -> Handler:
@@ -167,25 +180,66 @@ def plain(n: int, k: int, elements: Elements) -> Handler:
     return run
 
 
+def multiply_f64(group: Group, instruction: Instruction) -> None:
+    """v_mfma_f64_16x16x4_f64: pairs of registers, and pair p of the result holds row 4 * p + l / 16.
+
+    Factors have at most 24 significant bits in the range of float32, so that every product is exact.
+    """
+    check_modifiers(instruction, frozenset())
+    destination, first, second, third = instruction.operands
+    if not group.all_on:
+        raise Gfx950Error("a matrix instruction with disabled lanes is not modelled")
+    if (destination.count, first.count, second.count) != (8, 2, 2) or (
+        third.kind in "va" and third.count != 8
+    ):
+        raise Gfx950Error("the result takes 8 registers, and a factor 2")
+    check_overlap(instruction)
+    factors = []
+    for operand in (first, second):
+        values = np.ascontiguousarray(words(group, operand)).view(np.float64)
+        with np.errstate(over="ignore"):
+            if not ((values.astype(np.float32) == values) | np.isnan(values)).all():
+                raise Gfx950Error("a factor that is no float32 is not modelled")
+        factors.append(matrix(values, 16))
+    lane = np.arange(LANES)
+    totals = []
+    for pair in range(4):
+        bits = words(group, third) if third.kind in "va" else None
+        addend = np.zeros((group.count, LANES))
+        if bits is not None:
+            addend = np.ascontiguousarray(bits).view(np.float64)[..., pair]
+        elif third.value != 0:
+            raise Gfx950Error("a constant addend other than 0 is not modelled")
+        with np.errstate(invalid="ignore"):
+            products = factors[0][:, 4 * pair + lane // 16] * factors[1][:, lane % 16]
+        totals.append(exact_sum(products, addend, group.state.choices.unknown_sums, 52))
+    for pair, total in enumerate(totals):
+        halves_of = np.ascontiguousarray(total).view(U32).reshape(*total.shape, 2)
+        for part in range(2):
+            group.write_vector(destination, 2 * pair + part, halves_of[..., part], None)
+
+
 SCALED_FORMATS: dict[int, tuple[Elements, int, Callable[[np.ndarray, int], np.ndarray]]] = {
     0: (from_fp8, 8, runs_of_16),
     1: (from_bf8, 8, runs_of_16),
+    2: (from_sixes("fp6"), 6, matrix),
+    3: (from_sixes("bf6"), 6, matrix),
     4: (from_fp4, 4, matrix),
 }
-"""Element formats of scaled instructions by code (cbsz of the first operand, blgp of the second): E4M3, E5M2, E2M1.
+"""Element formats of scaled instructions by code, cbsz of the first operand and blgp of the second.
 
-Each with the registers that an operand has at least, and how its elements lie. Codes 2 and 3 are those of 6 bits.
+They are E4M3, E5M2, E2M3, E3M2 and E2M1, each with the registers that an operand has, and how its elements lie.
 """
 
 
 def scaled(n: int, k: int) -> Handler:
-    """Return v_mfma_scale_f32_<n>x<n>x<k>_f8f6f4 for elements of 8 and of 4 bits, in any pair."""
+    """Return v_mfma_scale_f32_<n>x<n>x<k>_f8f6f4."""
 
     def run(group: Group, instruction: Instruction) -> None:
         check_modifiers(instruction, frozenset({"op_sel", "op_sel_hi", "cbsz", "blgp"}))
         formats = [instruction.modifiers.get(name, 0) for name in ("cbsz", "blgp")]
         if any(f not in SCALED_FORMATS for f in formats):
-            raise Gfx950Error("elements of 6 bits are not modelled")
+            raise Gfx950Error("there is no element format of this number")
         first, second, _, *scales = instruction.operands[1:]
         low = instruction.modifiers.get("op_sel", (0, 0, 0))
         if "op_sel_hi" not in instruction.modifiers:
@@ -228,4 +282,5 @@ HANDLERS: dict[str, Handler] = {
     for kind, (elements, shapes) in KINDS.items()
     for n, k in shapes
 }
+HANDLERS["v_mfma_f64_16x16x4_f64"] = multiply_f64
 HANDLERS |= {f"v_mfma_scale_f32_{n}x{n}x{k}_f8f6f4": scaled(n, k) for n, k in ((16, 128), (32, 64))}

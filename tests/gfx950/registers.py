@@ -52,8 +52,8 @@ class Choices:
     """Whether v_rcp_f32 gives a zero for a subnormal result; a right kernel does not care."""
     nan_scales: bool = True
     """Whether scale byte 255 of a scaled matrix instruction is NaN, and not 2^128; `bounded` needs NaN."""
-    spoil_sums: bool = False
-    """Whether a matrix sum that may depend on the hardware is NaN, and not an error."""
+    unknown_sums: float | None = None
+    """What a matrix sum is that may depend on the hardware; None makes it an error."""
 
 
 class Registers:

@@ -74,7 +74,6 @@ def test_ordered_through_the_command(clauses: list[str]) -> None:
         "MXREF_TRITON_FOLD": "1",
     }
     command = [sys.executable, "-c", "from mxref.cli import main; main()", "conform", "--quick", "-v"]
-    # The kernels of other formats load with a transposition that the model does not know.
     command += ["--backend", "gfx950.backend:backend", "--op", "gemm", "--format", "mxfp4"]
     command += [part for clause in clauses for part in ("--clause", clause)]
     process = subprocess.run(command, env=environment, timeout=250, capture_output=True, text=True)

@@ -116,6 +116,37 @@ def test_stores(name: str) -> None:
         assert data.tolist() == want.tolist(), line
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_transposed_lds_reads(size: int) -> None:
+    """Lane 16 g + i, element j: element i % n of what lane 16 g + (16 / n) j + i / n reads, of n in 8 bytes.
+
+    Rows lie anywhere: here in reverse.
+    """
+    m = machine([f"ds_read_b64_tr_b{8 * size} v[0:1], v6 offset:64"], lds=1024)
+    data = np.random.default_rng(0).integers(0, 256, 1024, np.uint8)
+    m.lds.bytes[:] = data
+    address = 8 * (63 - LANE)
+    m.state.vgpr[6] = address
+    m.run(10)
+    got = np.ascontiguousarray(m.state.vgpr[0:2, 0].T).view(np.uint8).reshape(64, -1, size)
+    count = 8 // size
+    for lane in range(64):
+        base, part, element = lane // 16 * 16, lane % 16 // count, lane % count
+        for j in range(count):
+            at = 64 + address[base + 16 // count * j + part] + size * element
+            assert got[lane, j].tolist() == data[at : at + size].tolist()
+
+
+@pytest.mark.parametrize("fault", ["lanes", "alignment"])
+def test_transposed_lds_reads_refuse(fault: str) -> None:
+    m = machine(["ds_read_b64_tr_b8 v[0:1], v6"], lds=1024)
+    m.state.vgpr[6] = 8 * LANE + (4 if fault == "alignment" else 0)
+    if fault == "lanes":
+        m.state.lanes[0] = LANE < 16
+    with pytest.raises(Gfx950Error, match="transposed read"):
+        m.run(10)
+
+
 @pytest.mark.parametrize("name", DS_LOADS)
 def test_lds_reads(name: str) -> None:
     size, sext = DS_LOADS[name]

@@ -111,7 +111,7 @@ def test_the_compiled_kernel_passes(package: dict[str, ModuleType], scales: Modu
 
 
 def test_hardware_on_which_byte_255_is_no_nan_multiplies_by_ordered(package: dict[str, ModuleType]) -> None:
-    with start_up(package, nan_scales=False, spoil_sums=True):
+    with start_up(package, nan_scales=False, unknown_sums=np.nan):
         backend = package["backend"].TritonBackend()
     assert backend.way == "ordered"
     said = "bounded GEMMs by ordered: the scaled matrix instruction is not as specified, scale byte 255 of the left"
@@ -145,7 +145,7 @@ def test_hardware_as_specified_multiplies_packed_codes(package: dict[str, Module
     [
         ({}, 0, ["pass  tile 64 x 64: scale bytes are powers of two, 255 is NaN, for MXFP4, MXFP8 and both"]),
         (
-            {"nan_scales": False, "spoil_sums": True},
+            {"nan_scales": False, "unknown_sums": np.nan},
             1,
             ["FAIL  tile 64 x 64: scale byte 255 of the left operand gave ", "MXREF_TRITON_BOUNDED=ordered"],
         ),

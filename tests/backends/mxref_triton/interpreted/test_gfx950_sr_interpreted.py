@@ -39,7 +39,9 @@ def gfx950(monkeypatch):
 
     def give(convert):
         asked = []
-        monkeypatch.setattr(gfx950_sr, "on_device", lambda device, made, seed: asked.append((made, seed)) or convert)
+        monkeypatch.setattr(
+            gfx950_sr, "on_device", lambda device, made, seed: asked.append((made, seed)) or convert
+        )
         return asked
 
     return give
