@@ -133,6 +133,10 @@ class Lanes:
         """Return, for each int32 modulo the number of lanes, one of these float32 lanes."""
         return self._instructions.permuted(self, index)
 
+    def descended(self, x: Lanes, start: Lanes) -> Lanes:
+        """Return twice these, plus 1 where `x` is below `start`: all int32, the latter two not negative."""
+        return self._instructions.descended(self, x, start)
+
     def look_up(self, table: Sequence[float]) -> Lanes:
         """Return, for each int32 modulo 16, one of sixteen float32, of which the last eight are minus the first."""
         return self._instructions.look_up(tuple(table), self)
@@ -180,6 +184,10 @@ class Instructions:
         """Return eight float64, not negative, as the nearest float32 that are not below."""
         raise NotImplementedError
 
+    def descended(self, node: Lanes, x: Lanes, start: Lanes) -> Lanes:
+        """Return twice `node`, plus 1 where `x` is below `start`: all int32, the latter two not negative."""
+        raise NotImplementedError
+
     def permuted(self, values: Lanes, index: Lanes) -> Lanes:
         """Return, for each int32 modulo the number of lanes, one of float32 lanes."""
         return named(self._permute, values.value.type, values, index.value)
@@ -223,6 +231,10 @@ class Avx512(Instructions):
             ir.Constant(I8, all_lanes), ir.Constant(I32, upward),
         )  # fmt: skip
 
+    def descended(self, node: Lanes, x: Lanes, start: Lanes) -> Lanes:
+        """Shift the sign of the difference in: comparisons and what they mask would all need one port of the CPU."""
+        return node.call("fshl", x - start, 1)
+
 
 class Avx2(Instructions):
     """AVX2, FMA and F16C: the level x86-64-v3."""
@@ -242,6 +254,10 @@ class Avx2(Instructions):
         near = v.convert("fptrunc", F32)
         below = near.convert("fpext", F64).ordered("<", v).convert("zext", I32)
         return (near.cast(I32) + below).cast(F32)
+
+    def descended(self, node: Lanes, x: Lanes, start: Lanes) -> Lanes:
+        """Compare as float32, which gives -1 where it holds; AVX2 compares no unsigned integers."""
+        return node + node - x.cast(F32).ordered("<", start.cast(F32)).convert("sext", I32)
 
     def look_up(self, table: tuple[float, ...], codes: Lanes) -> Lanes:
         """Look codes 0 to 7 up in one vector, and take bit 3 of the code as the sign."""

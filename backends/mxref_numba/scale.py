@@ -175,7 +175,8 @@ def quotient_scales(amax: Lanes, made: BlockFormat, tensor: Any) -> tuple[Lanes,
     binade = (held.cast(I32) & int(INFINITY)).call("umax", int(grid.smallest_normal))
     steps = binade.cast(F32).call("fma", float(grid.even_unit), held)
     code = (steps.cast(I32) + (binade >> int(grid.step_shift))) & SCALE_CODE
-    divisor = mantissa_scales(code, made.scale).convert("fpext", F64) * t
+    scale = binade.cast(F32).call("fma", -float(grid.even_unit), steps)  # exact
+    divisor = scale.convert("fpext", F64) * t
     return code, divisor.ordered("==", 0.0).choose(float("inf"), divisor)
 
 

@@ -17,8 +17,9 @@ from mxref.steps.scale import MANTISSA_BITS
 from mxref_numba.kernels import fields_at, numbers_at
 from mxref_numba.lanes import I32, I64, MAGNITUDE, constant, load, named, prefetch, vector_code
 from mxref_numba.vector.block_lanes import largest
-from mxref_numba.vector.encode import BFLOAT16, FLOAT32, ElementType, step_halves
-from mxref_numba.vector.flows import VectorJob, asked_ahead
+from mxref_numba.vector.elements import BFLOAT16, FLOAT32, ElementType
+from mxref_numba.vector.encode import step_halves
+from mxref_numba.vector.flows import FAR, NEAR, VectorJob
 from mxref_numba.vector.target import VectorNative, lanes_of, step_length, target_of
 
 
@@ -85,11 +86,11 @@ def _share_finite(builder, top, found):
 
 @VectorNative
 def finite_amax_rows(
-    source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, address
+    source, source_step, ahead, half, rows, steps, floor, floor_step, packed, scales, group, address
 ):
     """Raise the int32 at `job.scales` to the largest magnitude bits of finite elements: arguments as `encode_rows`."""
     job, room, step = fields_at(address, VectorJob).job, step_halves(), step_length()
-    ahead = asked_ahead(steps * step * (2 if half else 4), source_step)
+    ahead = NEAR if ahead == FAR else ahead
     _start_finite(room)
     for r in range(rows):
         for i in range(steps):

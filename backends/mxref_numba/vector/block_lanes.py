@@ -27,7 +27,7 @@ from llvmlite import ir
 from mxref.formats import E2M1
 from mxref_numba.grids import FRACTION_BITS, Grid
 from mxref_numba.kernels import FIELD
-from mxref_numba.lanes import F32, F64, I16, I32, I64, Lanes, broadcast, constant, splat
+from mxref_numba.lanes import F32, F64, I16, I32, I64, Lanes, broadcast, constant, load, splat
 from mxref_numba.vector.target import lanes_of
 
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
@@ -200,27 +200,57 @@ _BEYOND = 1 + 2.0**-49
 """Lifts a quotient over an integer that it is: no other one is so near, in 2^16 steps of a gap."""
 
 
-def thresholds(builder: ir.IRBuilder, divisor: Any) -> Lanes:
-    """Return the magnitudes from which on RNE of a quotient gives each code of E2M1, float32, in each eight lanes.
+_ROOT, _NODES, _LEAVES = 4, (6, 2), (7, 5, 3, 1)
+"""Codes in a binary tree: from the start of one on, its greater child follows, below it the smaller one."""
+
+
+def store_starts(divisor: Lanes, place: Any) -> None:
+    """Store the magnitudes from which on RNE of a block's quotients gives each code of E2M1, float32: four vectors.
+
+    The first has the roots of the blocks, the second both nodes of each, the other two its four leaves.
 
     Args:
-        builder: where the code goes.
-        divisor: address of a float64.
+        divisor: float64, one lane for each block.
+        place: where they go, an address.
     """
-    starts = constant(builder, F64, [0.0, *_STARTS])
-    real = broadcast(builder, F64, starts.count, divisor) * starts
-    return real.raised().pick([*range(starts.count)] * (lanes_of(builder) // starts.count))
+    builder, size = divisor.builder, 4 * lanes_of(divisor.builder)
+
+    def of(code: int) -> Lanes:
+        return (divisor * _STARTS[code - 1]).raised()
+
+    blocks = divisor.count
+    pairs = [of(a).pick(range(2 * blocks), of(b)) for a, b in (_NODES, _LEAVES[:2], _LEAVES[2:])]
+    of_block = [[block + i * blocks for i in range(4)] for block in range(blocks)]
+    nodes = pairs[0].pick([lane for four in of_block for lane in four[:2]])
+    leaves = [
+        pairs[1].pick([lane for four in some for lane in four], pairs[2])
+        for some in (of_block[: blocks // 2], of_block[blocks // 2 :])
+    ]
+    for i, vector in enumerate([of(_ROOT), nodes, *leaves]):
+        vector.store(builder.add(place, ir.Constant(I64, size * i)))
 
 
-def round_between(x: Lanes, starts: Lanes) -> Lanes:
-    """Return the codes of magnitudes, float32, given their `thresholds`: by halving, as there are eight codes."""
+class Starts:
+    """The starts of a step's blocks, as `store_starts` stores them."""
 
-    def moved(code: Lanes, yes: int, no: int) -> Lanes:
-        reached = x.ordered(">=", starts.at(code))
-        return code + reached.choose(yes, constant(x.builder, I32, [no] * x.count))
+    def __init__(self, builder: ir.IRBuilder, place: Any) -> None:
+        self._builder, self._place = builder, place
+        self._nodes, *self._leaves = (self._vector(i) for i in (1, 2, 3))
 
-    first = x.ordered(">=", starts.pick([4] * x.count))
-    return moved(moved(first.choose(6, constant(x.builder, I32, [2] * x.count)), 1, -1), 0, -1)
+    def _vector(self, index: int) -> Lanes:
+        lanes = lanes_of(self._builder)
+        return load(self._builder, F32, lanes, self._place, 4 * lanes * index)
+
+    def round_even(self, x: Lanes, block: int) -> Lanes:
+        """Return the codes of magnitudes of a block, bits of float32, with the low three bits flipped.
+
+        Above them is the number of the block: where a node is among its vectors follows from both.
+        """
+        root = broadcast(self._builder, I32, x.count, self._place, 4 * block)
+        node = constant(self._builder, I32, [block] * x.count).descended(x, root)
+        for starts in (self._nodes, self._leaves[4 * block // x.count]):
+            node = node.descended(x, starts.at(node).cast(I32))
+        return node
 
 
 def inverse_lines(divisor: Lanes) -> Lanes:

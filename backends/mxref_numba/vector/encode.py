@@ -9,10 +9,10 @@ float64.
 With 512 bits a step has 128 elements, with 256 bits 64. As many go together because then every part fits one vector:
 amax and scales of blocks (k / 8 lanes each, which is also where their k / 2 bytes end up), and packed codes.
 
-A step has two halves, *scales* and *codes*, and scales run one step ahead. Alone, each half would stall: the first on a
-chain of shuffles, the second on a chain of roundings. Interleaved, they keep the CPU busy, but elements are read twice,
-the second time from the first-level cache. The factors, and which blocks are finite, pass from half to half on the
-stack.
+A step has two halves, *scales* and *codes*. Each is a chain of instructions that wait for each other, so the CPU must
+see several steps at once: it sees more steps of one half than of both. So a few steps find their scales, then the same
+steps their codes. Elements are read twice, the second time from the first-level cache. What codes need of their blocks
+passes from half to half on the stack: factors, which blocks are finite, and under RNE of quotients the starts of codes.
 """
 
 # Emitters work on IR values, which llvmlite does not annotate.
@@ -35,7 +35,6 @@ from mxref_numba.lanes import (
     F32,
     F64,
     I8,
-    I16,
     I32,
     I64,
     MAGNITUDE,
@@ -52,111 +51,50 @@ from mxref_numba.scale import INFINITY, quotient_scales, scale_codes, store_code
 from mxref_numba.vector.block_lanes import (
     TOP_VALUE,
     GridLanes,
+    Starts,
     inverse_lines,
     largest,
     line,
     random_vectors,
-    round_between,
     round_by,
     round_even,
     round_line,
-    thresholds,
+    store_starts,
 )
-from mxref_numba.vector.flows import VectorJob, asked_ahead
+from mxref_numba.vector.elements import BFLOAT16, BFLOAT16_IN_ORDER, FLOAT32, ElementType
+from mxref_numba.vector.flows import VectorJob
 from mxref_numba.vector.target import VectorNative, lanes_of, step_length, target_of
 
 LONGEST_STEP = 128
 """Elements of the longest step."""
 
-_VECTORS = range(8)
-_LONGEST_HALF = 128
-"""Bytes between the halves of the longest step: its factors, and all ones in the lanes of finite blocks."""
+_AT_ONCE = 16
+"""Steps whose scales are found before their codes."""
+_LONGEST_HALF = 3 * LONGEST_STEP
+"""Most bytes that pass from half to half: factors, all ones in the lanes of finite blocks, and starts of codes."""
 
-
-@dataclass(frozen=True)
-class ElementType:
-    """How elements of a type are loaded, and codes packed; the elements of a block are in neighbouring vectors."""
-
-    bits: Callable[[ir.IRBuilder, Any], list[Lanes]]
-    """Load a step as the bits of float32."""
-    pack: Callable[[list[Lanes]], Lanes]
-    """Make the packed bytes, in order, from such vectors of four bits."""
-    pack_bytes: Callable[[list[Lanes]], list[Lanes]]
-    """Make two vectors of bytes, in order, from the low bytes of such vectors."""
-    size: int
-    """Bytes of an element."""
-
-
-def _float32_bits(builder: ir.IRBuilder, source: Any) -> list[Lanes]:
-    lanes = lanes_of(builder)
-    return [load(builder, I32, lanes, source, 4 * lanes * j) for j in _VECTORS]
-
-
-def _bfloat16_bits(builder: ir.IRBuilder, source: Any) -> list[Lanes]:
-    # A word is an even element and its odd neighbour: two vectors without a conversion.
-    lanes = lanes_of(builder)
-    words = [load(builder, I32, lanes, source, 4 * lanes * j) for j in range(len(_VECTORS) // 2)]
-    return [half for word in words for half in (word << 16, word & 0xFFFF0000)]
-
-
-def _pack_consecutive(nibbles: list[Lanes]) -> Lanes:
-    """Pack eight vectors of consecutive elements."""
-    # Instructions narrow two vectors within quarters: a quarter gets four elements of each of four vectors.
-    bytes_ = [
-        a.narrowed(b, I16).narrowed(c.narrowed(d, I16), I8) for a, b, c, d in (nibbles[:4], nibbles[4:])
-    ]
-    low, high = (b.pairs_summed((1, 16)) for b in bytes_)
-    words = low.narrowed(high, I8).cast(I16)
-    return words.pick([8 * quarter + j for j in _VECTORS for quarter in range(words.count // 8)])
-
-
-def _pack_alternating(nibbles: list[Lanes]) -> Lanes:
-    """Pack the even and the odd elements of four vectors of words: a lane holds a pair of each, in four bytes."""
-    pairs = nibbles[0]
-    for j, nibble in enumerate(nibbles[1:], 1):
-        pairs = pairs | (nibble << 4 * j)
-    return pairs.cast(I8).pick([4 * pair + word for word in range(4) for pair in range(pairs.count)])
-
-
-def _joined(vectors: list[Lanes], order: Callable[[int], list[int]]) -> list[Lanes]:
-    """Return two vectors of bytes from eight vectors of words, whose elements alternate between pairs of vectors."""
-    bytes_ = [vector.cast(I8) for vector in vectors]
-    parts = [a.pick(order(a.count), b) for a, b in zip(bytes_[::2], bytes_[1::2], strict=True)]
-    while len(parts) > 2:
-        parts = [a.pick(range(2 * a.count), b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-    return parts
-
-
-def _low_bytes_consecutive(vectors: list[Lanes]) -> list[Lanes]:
-    return _joined(vectors, lambda size: [*range(0, 2 * size, 4)])
-
-
-def _low_bytes_alternating(vectors: list[Lanes]) -> list[Lanes]:
-    return _joined(vectors, lambda size: [byte for i in range(0, size, 4) for byte in (i, size + i)])
-
-
-def _bfloat16_in_order(builder: ir.IRBuilder, source: Any) -> list[Lanes]:
-    lanes = lanes_of(builder)
-    halves = (load(builder, I16, lanes, source, 2 * lanes * j) for j in _VECTORS)
-    return [half.convert("zext", I32) << 16 for half in halves]
-
-
-FLOAT32 = ElementType(_float32_bits, _pack_consecutive, _low_bytes_consecutive, 4)
-BFLOAT16 = ElementType(_bfloat16_bits, _pack_alternating, _low_bytes_alternating, 2)
-BFLOAT16_IN_ORDER = ElementType(_bfloat16_in_order, _pack_consecutive, _low_bytes_consecutive, 2)
-"""For blocks that are shorter than two vectors: those of even elements and of odd ones would share a block's vector."""
 
 _POLICY = (types.int32, types.int32, types.float32, types.int32, types.float32)
 
 
+def _prefetch(builder: ir.IRBuilder, kind: ElementType, source: Any, ahead: Any, half: int) -> None:
+    """Prefetch half of the elements of a step further ahead; the CPU holds few requests at once."""
+    asked, size = builder.add(source, ahead), kind.size * target_of(builder).step // 2
+    for cache_line in range(half * size, (half + 1) * size, 64):
+        prefetch(builder, builder.add(asked, ir.Constant(I64, cache_line)))
+
+
 def _amax(builder: ir.IRBuilder, kind: ElementType, k: int, source: Any, floor: Any, ahead: Any) -> Lanes:
     """Return the largest magnitude bits of a step's blocks, in k / 8 lanes each, and prefetch elements."""
-    asked = builder.add(source, ahead)
     # Under SR, reads are too slow for the CPU's own prefetcher.
-    for cache_line in range(0, kind.size * target_of(builder).step, 64):
-        prefetch(builder, builder.add(asked, ir.Constant(I64, cache_line)))
+    _prefetch(builder, kind, source, ahead, 0)
     amax = largest([x & MAGNITUDE for x in kind.bits(builder, source)], k)
     return amax.call("umax", load(builder, I32, amax.count, floor))
+
+
+def _starts(builder: ir.IRBuilder, half: Any) -> Any:
+    """Return the address of the starts of codes, behind the factors and the finite blocks."""
+    return builder.add(half, ir.Constant(I64, 8 * lanes_of(builder)))
 
 
 def _store_half(half: Any, factors: Lanes, finite: Lanes) -> None:
@@ -205,13 +143,15 @@ def _mantissa_scales(made: BlockFormat) -> Callable[[ElementType, int], Any]:
             of_blocks.compare("<", int(INFINITY)).choose(code, nan).convert("trunc", I8).store(codes)
             factor = inverse_lines(divisor) if rounding in (CONSTANT, RANDOM_16) else divisor
             _store_half(half, factor, amax.compare("<", int(INFINITY)))
+            if rounding == EVEN:
+                store_starts(divisor, _starts(builder, half))
 
         return scales
 
     return of
 
 
-_CODES = (*(types.int64,) * 6, types.int32)
+_CODES = (*(types.int64,) * 7, types.int32)
 """What the second half takes: addresses of source, the half, packed codes, and a `Grid`; then what SR needs: first
 random group, key, and an integer."""
 
@@ -263,7 +203,8 @@ def _codes(kind: ElementType, rounding: int) -> Any:
     rounded, flipped = _ROUNDED[rounding], 4 if rounding == EVEN else 0
 
     @vector_code(*_CODES)
-    def codes(builder, source, half, packed, _, group, key, integer):
+    def codes(builder, source, half, packed, _, ahead, group, key, integer):
+        _prefetch(builder, kind, source, ahead, 1)
         bits, scaled = _load_scaled(builder, kind, source, half, TOP_VALUE)
         magnitudes = rounded(builder, scaled, group, key, integer)
         nibbles = [(code & 7) | ((b >> 28) & ~7) for b, code in zip(bits, magnitudes, strict=True)]
@@ -292,7 +233,8 @@ def _grid_codes(k: int, bits: int) -> Callable[[ElementType, int], Any]:
 
     def of(kind: ElementType, rounding: int) -> Any:
         @vector_code(*_CODES)
-        def codes(builder, source, half, packed, element, group, key, integer):
+        def codes(builder, source, half, packed, element, ahead, group, key, integer):
+            _prefetch(builder, kind, source, ahead, 1)
             grid, finite = GridLanes(builder, element), _load_finite(builder, half)
             elements, scaled = _load_scaled(builder, kind, source, half, grid.top)
             rounded = _roundings(grid.round_even, grid.round_by)[rounding]
@@ -321,24 +263,26 @@ def _quotient_codes(k: int) -> Callable[[ElementType, int], Any]:
 
     def of(kind: ElementType, rounding: int) -> Any:
         @vector_code(*_CODES)
-        def codes(builder, source, half, packed, _, group, key, integer):
+        def codes(builder, source, half, packed, _, ahead, group, key, integer):
+            _prefetch(builder, kind, source, ahead, 1)
             bits, lanes = kind.bits(builder, source), lanes_of(builder)
-            factors = [builder.add(half, ir.Constant(I64, 8 * block)) for block in range(8 * lanes // k)]
             if rounding == EVEN:
-                starts = [thresholds(builder, factor) for factor in factors]
-                found = [
-                    round_between((x & MAGNITUDE).cast(F32), starts[j * lanes // k])
-                    for j, x in enumerate(bits)
-                ]
+                starts = Starts(builder, _starts(builder, half))
+                magnitudes = [starts.round_even(x & MAGNITUDE, j * lanes // k) for j, x in enumerate(bits)]
             else:
-                by = [broadcast(builder, F64, lanes // 2, factor) for factor in factors]
+                by = [broadcast(builder, F64, lanes // 2, half, 8 * block) for block in range(8 * lanes // k)]
                 found = [
                     line((x & MAGNITUDE).cast(F32), by[j * lanes // k], divides=rounding == RANDOM_32)
                     for j, x in enumerate(bits)
                 ]
-            magnitudes = _OF_LINES[rounding](builder, found, group, key, integer)
-            nibbles = [code | ((x >> 28) & ~7) for x, code in zip(bits, magnitudes, strict=True)]
-            (kind.pack(nibbles).cast(I32) & _load_finite(builder, half)).store(packed)
+                magnitudes = _OF_LINES[rounding](builder, found, group, key, integer)
+            nibbles = [code ^ ((x >> 28) & 8) for x, code in zip(bits, magnitudes, strict=True)]
+            stored = kind.pack(nibbles, masked=rounding == EVEN).cast(I32)
+            if rounding == EVEN:
+                # Three bits are flipped, and the fourth where the number of the block is odd.
+                odd = [8 * lane // k % 2 for lane in range(lanes)]
+                stored = stored ^ constant(builder, I32, [0x11111111 * (7 + 8 * each) for each in odd])
+            (stored & _load_finite(builder, half)).store(packed)
 
         return codes
 
@@ -346,10 +290,10 @@ def _quotient_codes(k: int) -> Callable[[ElementType, int], Any]:
 
 
 def _on_stack(typingctx):
-    """Return the address of two halves of a step on the stack, on a cache line."""
+    """Return the address on the stack of what passes from half to half, on a cache line."""
 
     def generate(context, builder, *_):
-        room = cgutils.alloca_once(builder, ir.ArrayType(I8, 2 * _LONGEST_HALF))
+        room = cgutils.alloca_once(builder, ir.ArrayType(I8, _AT_ONCE * _LONGEST_HALF))
         room.align = 64
         return builder.ptrtoint(room, I64)
 
@@ -368,19 +312,19 @@ def _encoder(item: int, per_group: int, scales: Any, codes: Any, bits: int, k: i
         grid, key, integer = job.grid, job.key, job.integer
         step = step_length()
         size, width, blocks, groups = item * step, step * bits // 8, step // k, step // per_group
-        half = step  # bytes of two vectors
-        scales(source, floor, stored, room, ahead, round_up, zero_scale, prescale, top, tensor)
-        # The last round repeats the scales of the last step, because a second copy of that half would compile slowly.
-        for i in range(1, steps + 1):
-            following, last = min(i, steps - 1), i - 1
-            scales(
-                source + size * following, floor + floor_step * following, stored + blocks * following,
-                room + half * (i & 1), ahead, round_up, zero_scale, prescale, top, tensor,
-            )  # fmt: skip
-            codes(
-                source + size * last, room + half * (last & 1), packed + width * last, grid,
-                group + groups * last, key, integer,
-            )  # fmt: skip
+        half = 3 * step  # bytes of six vectors
+        for first in range(0, steps, _AT_ONCE):
+            end = min(first + _AT_ONCE, steps)
+            for i in range(first, end):
+                scales(
+                    source + size * i, floor + floor_step * i, stored + blocks * i, room + half * (i - first),
+                    ahead, round_up, zero_scale, prescale, top, tensor,
+                )  # fmt: skip
+            for i in range(first, end):
+                codes(
+                    source + size * i, room + half * (i - first), packed + width * i, grid, ahead,
+                    group + groups * i, key, integer,
+                )  # fmt: skip
 
     return encode
 
@@ -410,9 +354,10 @@ def _rows_encoder(kind: Kind) -> Any:
     random_16, random_32 = of(FLOAT32, RANDOM_16, 8), of(FLOAT32, RANDOM_32, 4)
 
     @kernel(inline="always")
-    def encode(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, address):
+    def encode(
+        source, source_step, ahead, half, rows, steps, floor, floor_step, packed, scales, group, address
+    ):
         job, room = fields_at(address, VectorJob).job, step_halves()
-        ahead = asked_ahead(steps * step_length() * (2 if half else 4), source_step)
         for r in range(rows if steps else 0):
             x, g = source + source_step * r, group + job.row_groups * r
             p, s = packed + job.length * bits // 8 * r, scales + job.length // k * r
@@ -444,36 +389,45 @@ _encode_quotients = _rows_encoder(
 
 
 @VectorNative
-def encode_rows(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, job):
+def encode_rows(source, source_step, ahead, half, rows, steps, floor, floor_step, packed, scales, group, job):
     """Encode the given number of steps of each row: float32, or bfloat16 if `half`, under RNE.
 
     `source`, `packed` and `scales` are addresses in the first row, and `group` is its first random group. Rows are
-    `source_step` bytes apart; where results of the next row lie follows from the job. `floor` is the address of a
-    vector of int32, the least amax of a step's blocks, and that of the next step is `floor_step` bytes further.
+    `source_step` bytes apart; where results of the next row lie follows from the job. What lies `ahead` bytes further
+    is prefetched. `floor` is the address of a vector of int32, the least amax of a step's blocks, and that of the next
+    step is `floor_step` bytes further.
     """
-    _encode(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, job)
+    _encode(source, source_step, ahead, half, rows, steps, floor, floor_step, packed, scales, group, job)
 
 
 @VectorNative
-def _encode_8_rows(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, job):
-    _encode_8(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, job)
+def _encode_8_rows(
+    source, source_step, ahead, half, rows, steps, floor, floor_step, packed, scales, group, job
+):
+    _encode_8(source, source_step, ahead, half, rows, steps, floor, floor_step, packed, scales, group, job)
 
 
 @VectorNative
-def _encode_6_rows(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, job):
-    _encode_6(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, job)
+def _encode_6_rows(
+    source, source_step, ahead, half, rows, steps, floor, floor_step, packed, scales, group, job
+):
+    _encode_6(source, source_step, ahead, half, rows, steps, floor, floor_step, packed, scales, group, job)
 
 
 @VectorNative
-def _encode_4_rows(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, job):
-    _encode_4(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, job)
+def _encode_4_rows(
+    source, source_step, ahead, half, rows, steps, floor, floor_step, packed, scales, group, job
+):
+    _encode_4(source, source_step, ahead, half, rows, steps, floor, floor_step, packed, scales, group, job)
 
 
 @VectorNative
 def _encode_quotient_rows(
-    source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, job
+    source, source_step, ahead, half, rows, steps, floor, floor_step, packed, scales, group, job
 ):
-    _encode_quotients(source, source_step, half, rows, steps, floor, floor_step, packed, scales, group, job)
+    _encode_quotients(
+        source, source_step, ahead, half, rows, steps, floor, floor_step, packed, scales, group, job
+    )
 
 
 _GRID_ROWS = {8: _encode_8_rows, 6: _encode_6_rows, 4: _encode_4_rows}

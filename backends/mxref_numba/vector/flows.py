@@ -119,14 +119,15 @@ def joined(job: Job) -> Job:
     return job._replace(layout=layout._replace(columns=whole), rows=1, length=whole)
 
 
-_AHEAD = 8192
-"""Distance in bytes at which elements are prefetched; the CPU's own prefetcher alone is slower."""
+FAR, NEAR = 8192, 2048
+"""Distances in bytes at which elements are prefetched: where a step takes long, and where it waits for them. The CPU's
+own prefetcher alone is slower."""
 
 
 @kernel(inline="always")
-def asked_ahead(run, row_step):
+def asked_ahead(run, row_step, distance):
     """Return the distance in bytes of the prefetch; runs shorter than that prefetch the next row."""
-    return _AHEAD if run >= _AHEAD else row_step
+    return distance if run >= distance else row_step
 
 
 @kernel(inline="always")

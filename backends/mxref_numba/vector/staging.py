@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import carray  # type: ignore[attr-defined]
-from numba.core import types
+from numba.core import cgutils, types
 from numpy.typing import NDArray
 
 from mxref.steps.hadamard import Rotation
@@ -36,10 +36,11 @@ from mxref_numba.lanes import (
     splat,
     vector_code,
 )
-from mxref_numba.quantize_job import BFLOAT16, FLOAT32, Job, matrices, transform_of
+from mxref_numba.quantize_job import BFLOAT16, FLOAT32, WIDTH, Job, matrices, transform_of
 from mxref_numba.scalar.panels import load_panel
 from mxref_numba.threads import run
 from mxref_numba.vector.flows import (
+    NEAR,
     PANEL,
     PANEL_BYTES,
     STAGED,
@@ -173,25 +174,41 @@ def _butterfly(vectors: list[Lanes], i: int, distance: int) -> Lanes:
     return other - vectors[i] if i & distance else vectors[i] + other
 
 
-def _stage(source: VectorLoad) -> Any:
-    @vector_code(*(types.int64,) * 5, types.float32)
-    def stage(builder, address, ahead, target, n, signs, factor):
+def _stage(source: VectorLoad, size: int) -> Any:
+    """Return code that stages a run: addresses of elements, of the result, and of signs, and numbers of bytes."""
+
+    @vector_code(*(types.int64,) * 6, types.float32)
+    def stage(builder, address, ahead, target, count, n, signs, factor):
         lanes = lanes_of(builder)
-        prefetch(builder, builder.add(address, ahead))
         firsts = range(0, _GROUP, lanes)
-        d = [load(builder, F32, lanes, signs, 4 * first) for first in firsts]
-        x = [source(builder, address, first).cast(F32) for first in firsts]
-        for size in _INSIDE:
-            with builder.if_then(builder.icmp_signed("==", n, ir.Constant(I64, size))):
-                signed = [v * sign for v, sign in zip(x, d, strict=True)]
-                y = x if size == 1 else [v * splat(builder, factor, lanes) for v in _inside(signed, size)]
-                for first, v in zip(firsts, y, strict=True):
-                    v.store(builder.add(target, ir.Constant(I64, 4 * first)))
+
+        def group(inside: int, first: Any) -> None:
+            at = builder.add(address, builder.mul(first, ir.Constant(I64, size)))
+            prefetch(builder, builder.add(at, ahead))
+            x = [source(builder, at, lane).cast(F32) for lane in firsts]
+            if inside > 1:
+                place = builder.add(
+                    signs,
+                    builder.and_(builder.shl(first, ir.Constant(I64, 2)), ir.Constant(I64, 4 * WIDTH - 4)),
+                )
+                d = [load(builder, F32, lanes, place, 4 * lane) for lane in firsts]
+                y = _inside([v * sign for v, sign in zip(x, d, strict=True)], inside)
+                x = [v * splat(builder, factor, lanes) for v in y]
+            out = builder.add(target, builder.shl(first, ir.Constant(I64, 2)))
+            for lane, v in zip(firsts, x, strict=True):
+                v.store(builder.add(out, ir.Constant(I64, 4 * lane)))
+
+        # A loop for each size: the choice within one loop would take as long as the transform.
+        for inside in _INSIDE:
+            with builder.if_then(builder.icmp_signed("==", n, ir.Constant(I64, inside))):
+                start, step = ir.Constant(I64, 0), ir.Constant(I64, _GROUP)
+                with cgutils.for_range_slice(builder, start, count, step, I64) as (first, _):
+                    group(inside, first)
 
     return stage
 
 
-_stage_float32, _stage_bfloat16, _stage_float16 = map(_stage, (float32, bfloat16, float16))
+_stage_float32, _stage_bfloat16, _stage_float16 = _stage(float32, 4), _stage(bfloat16, 2), _stage(float16, 2)
 
 
 @vector_code(types.int64, types.int64, types.float32)
@@ -209,18 +226,15 @@ def stage_row(source, kind, target, count, address):
     """Store a run of `count` elements, a multiple of 16 and of n, in float32, transformed by the job's rotation."""
     job = fields_at(address, VectorJob).job
     layout, (n, signs, norm) = job.layout, job.transform
-    ahead = asked_ahead(count * (4 if kind == FLOAT32 else 2), layout.row_step)
+    ahead = asked_ahead(count * (4 if kind == FLOAT32 else 2), layout.row_step, NEAR)
     inside = min(n, 16)
     factor = norm if n <= 16 else np.float32(1.0)
     if kind == FLOAT32:
-        for i in range(0, count, 16):
-            _stage_float32(source + 4 * i, ahead, target + 4 * i, inside, signs + 4 * (i & 255), factor)
+        _stage_float32(source, ahead, target, count, inside, signs, factor)
     elif kind == BFLOAT16:
-        for i in range(0, count, 16):
-            _stage_bfloat16(source + 2 * i, ahead, target + 4 * i, inside, signs + 4 * (i & 255), factor)
+        _stage_bfloat16(source, ahead, target, count, inside, signs, factor)
     else:
-        for i in range(0, count, 16):
-            _stage_float16(source + 2 * i, ahead, target + 4 * i, inside, signs + 4 * (i & 255), factor)
+        _stage_float16(source, ahead, target, count, inside, signs, factor)
     h = 16
     while h < n:
         factor = norm if 2 * h == n else np.float32(1.0)

@@ -20,9 +20,10 @@ Kernels know a quantization as a `VectorJob` (`flows.py`, `quantize_job.py`). Th
 each is compiled once.
 
 Files, in the order of the work: `flows.py` (which way), `staging.py` (types, transposition, transforms),
-`block_lanes.py` (amax, random integers, rounding), `scale.py` above (scales), `encode.py` (the step), `columns.py`,
-this file (units, threads). `lanes.py` above is the notation that they share, and `target.py` is what depends on the
-CPU. The sizes of units and parts may be changed for speed: no bit depends on them.
+`elements.py` (types of elements, packing), `block_lanes.py` (amax, random integers, rounding), `scale.py` above
+(scales), `encode.py` (the step), `columns.py`, this file (units, threads). `lanes.py` above is the notation that they
+share, and `target.py` is what depends on the CPU. The sizes of units and parts may be changed for speed: no bit
+depends on them.
 """
 
 # Kernels have no annotations: Numba infers their types.
@@ -49,6 +50,7 @@ from mxref_numba.vector.encode import LONGEST_STEP, encoder_of
 from mxref_numba.vector.flows import (
     COLUMNS,
     DIRECT,
+    FAR,
     PANEL,
     PANEL_BYTES,
     STAGED,
@@ -56,6 +58,7 @@ from mxref_numba.vector.flows import (
     Called,
     Unit,
     VectorJob,
+    asked_ahead,
     joined,
     panel_pitch,
     quantization_flow,
@@ -96,7 +99,7 @@ def _encode_last(source, half, rest, floor, packed, scales, group, address, room
     job, called = fields_at(address, VectorJob).job, fields_at(address, VectorJob).called
     carray(numbers_at(room), (_CODES // 8,))[:] = 0  # magnitudes that change no amax
     copy_bytes(source, room, (2 if half else 4) * rest)
-    call(called.encode, (room, 0, half, 1, 1, floor, 0, room + _CODES, room + _SCALES, group, address))
+    call(called.encode, (room, 0, 0, half, 1, 1, floor, 0, room + _CODES, room + _SCALES, group, address))
     copy_bytes(room + _CODES, packed, rest * job.bits // 8)
     copy_bytes(room + _SCALES, scales, rest // job.k)
 
@@ -109,6 +112,9 @@ def _quantize_unit(address, row, height, column, width, panel, scratch):
     source, step, kind = (
         layout.address + row * layout.row_step + column * layout.column_step, layout.row_step, layout.kind
     )  # fmt: skip
+    size = 4 if kind == FLOAT32 else 2
+    # While a run is encoded, the next one is on its way.
+    ahead = source + size * width - panel if flow == STAGED else asked_ahead(size * width, step, FAR)
     if flow >= PANEL:
         call(called.fill, (address, row, column, height, width, panel, height * step))
         source, step, kind = panel, pitch, FLOAT32
@@ -135,7 +141,7 @@ def _quantize_unit(address, row, height, column, width, panel, scratch):
         call(
             called.encode,
             (
-                source + step * r, step, half, once, steps, floor, floor_step, packed + packed_step * r,
+                source + step * r, step, ahead, half, once, steps, floor, floor_step, packed + packed_step * r,
                 scales + scales_step * r, group, address,
             ),
         )  # fmt: skip

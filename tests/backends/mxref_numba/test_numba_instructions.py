@@ -28,6 +28,7 @@ from mxref_numba.lanes import (
     I8,
     I16,
     I32,
+    MAGNITUDE,
     Avx2,
     Avx512,
     Lanes,
@@ -59,6 +60,8 @@ SHORTS = RNG.integers(0, 65536, 32, np.int32)
 BYTES = RNG.integers(0, 256, 64).astype(np.int16)
 NIBBLES = RNG.integers(0, 256, 128, np.uint8)
 CODES = np.arange(-16, 16, dtype=np.int32)[RNG.permutation(32)]
+PATTERNS = np.resize(np.array([0, 1, 5, 0x7F7FFFFF, 0x7F800000, 0x3F800000, 0x3F800001, 7, 7], np.int32), 32)
+"""Bits of magnitudes, some of which meet their own like in reverse."""
 DOUBLES = np.array(
     [1 + 2.0**-30, 1 - 2.0**-30, 2.0**-149 / 3, 2.0**-126 * (1 - 2.0**-30), 0, np.inf, 3.4e38, 1e300]
 )
@@ -135,6 +138,11 @@ OPERATIONS = {
         lambda t, _, a, b: a.convert("sitofp", F32).at(a),
         I32, (CODES, CODES), lambda a, b: a[a % a.size].astype(np.float32),
     ),
+    "descended": Operation(
+        lambda t, _, a, b: t.instructions.descended(a & 15, a & MAGNITUDE, b & MAGNITUDE),
+        I32, (PATTERNS, PATTERNS[::-1].copy()),
+        lambda a, b: 2 * (a & 15) + ((a & MAGNITUDE) < (b & MAGNITUDE)),
+    ),
     "dots": Operation(_two_steps, I8, (A, B), _dots),
 }  # fmt: skip
 
@@ -188,6 +196,16 @@ class _FromTheEnd(Avx2):
         return super().permuted(values, index ^ 7)
 
 
+class _AboveStart(Avx2):
+    def descended(self, node: Lanes, x: Lanes, start: Lanes) -> Lanes:
+        return super().descended(node, start, x)
+
+
+class _StartItself(Avx2):
+    def descended(self, node: Lanes, x: Lanes, start: Lanes) -> Lanes:
+        return super().descended(node, x, start + 1)
+
+
 class _NoSign(Avx2):
     def look_up(self, table: tuple[float, ...], codes: Lanes) -> Lanes:
         values = codes.like(table[:8])
@@ -222,6 +240,7 @@ FAULTS = {
     "look_up": [_NoSign, _OtherHalf],
     "raised": [_ToNearest],
     "permuted": [_FromTheEnd],
+    "descended": [_AboveStart, _StartItself],
     "dots": [_NoStarts, _OperandsSwapped, _FirstStepOnly],
 }
 DOTS = {KernelPath.AVX2: BytePairs, KernelPath.AVX512: Vnni}
