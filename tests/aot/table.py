@@ -30,7 +30,7 @@ from mxref.steps.scale import ScaleRule
 from mxref_triton.backend import TritonBackend
 from mxref_triton.lane.gfx950 import NEAREST, STOCHASTIC, Conversion, is_gfx950
 from mxref_triton.products.bounded import BoundedWay
-from mxref_triton.products.matrix_cores import multiply_onto
+from mxref_triton.products.matrix_cores import SIX_TILES, multiply, multiply_onto
 from mxref_triton.quantizer.native import launch_conversion, together
 
 SIDE = 16384
@@ -116,6 +116,11 @@ def _product(formats: tuple[BlockFormat, BlockFormat], out_dtype: str, backend: 
 def _ordered(formats: tuple[BlockFormat, BlockFormat], backend: TritonBackend) -> object:
     a, b = (operand(_WIDTH, _WIDTH, made=made) for made in formats)
     return backend.scaled_gemm(a, b, profile=GemmProfile.ORDERED)
+
+
+def _sixes(formats: tuple[BlockFormat, BlockFormat], number: int, backend: TritonBackend) -> object:
+    a, b = (operand(_WIDTH, _WIDTH, made=made) for made in formats)
+    return multiply(a, b, "float32", SIX_TILES[number])
 
 
 def _every_profile(formats: tuple[BlockFormat, BlockFormat], backend: TritonBackend) -> None:
@@ -286,6 +291,12 @@ def _short_cases(area: int) -> Iterator[CompiledCase]:
         yield CompiledCase(f"short.native.check.{made[0].name.lower()}", run, 1 << 19, native)
     run = partial(_every_profile, (MXFP6_E3M2, MXFP6_E2M3))
     yield CompiledCase("gemm.short.e3m2.e2m3", run, _WIDTH * _WIDTH)
+    for name, formats, number in (
+        ("e3m2.e2m3", (MXFP6_E3M2, MXFP6_E2M3), 0),
+        ("e2m3.mxfp4", (MXFP6_E2M3, MXFP4), 1),
+    ):
+        run = partial(_sixes, formats, number)
+        yield CompiledCase(f"gemm.sixes.{name}", run, _WIDTH * _WIDTH, gfx950_only=True)
 
 
 def _quotient_cases(area: int) -> Iterator[CompiledCase]:

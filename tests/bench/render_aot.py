@@ -19,7 +19,7 @@ SHOWN = (
     "row.rne", "row.rne.h16", "row.sr16.h16", "native.row.rne", "native.row.rne.h16", "column.rne", "column.rne.h16",
     "dual.rne+rne", "dual.rne.h16+rne.h16", "native.dual.rne+rne.h16", "mxfp8.row.rne.e4m3", "dequantize.bfloat16",
     "gemm.bounded.float32", "gemm.ordered.float32", "gemm.mxfp8.e4m3.mxfp4", "short.row.rne.e2m3",
-    "short.native.row.rne.e2m3", "short.native.dual.rne+rne.h16.e2m3",
+    "short.native.row.rne.e2m3", "short.native.dual.rne+rne.h16.e2m3", "gemm.sixes.e3m2.e2m3",
 )  # fmt: skip
 """The cases of the page; the records have all."""
 _NAME = "aot_{target}_triton-{triton}.json"

@@ -99,7 +99,7 @@ def start_up(package: dict[str, ModuleType], **how: Any) -> Iterator[list[str]]:
     with (
         on_model(**how) as launched,
         patch.object(conversions, "on_device", lambda device, made: convert(torch.device("cpu"), made)),
-        patch.object(gemm, "on_device", lambda device: multiply(torch.device("cpu"))),
+        patch.object(gemm, "on_device", lambda device, *tile: multiply(torch.device("cpu"), *tile)),
     ):
         yield launched
 

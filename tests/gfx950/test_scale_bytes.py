@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="the backend's arrays are torch tens
 from gfx950.compare import on_tensors, same_bits, start_up
 from gfx950.driver import on_model
 from gfx950.inputs import random_operand
-from mxref.formats import MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
+from mxref.formats import MXFP4, MXFP6_E2M3, MXFP6_E3M2, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
 from mxref.gemm import scaled_gemm
 from mxref.mxarray import MXArray
 from mxref.recipe import GemmProfile
@@ -31,7 +31,15 @@ def scales(package: dict[str, ModuleType]) -> ModuleType:
 
 @pytest.mark.parametrize(
     ("made", "other", "largest"),
-    [(MXFP4, MXFP4, 252), (MXFP8_E4M3, MXFP4, 246), (MXFP8_E5M2, MXFP8_E4M3, 239)],
+    [
+        (MXFP4, MXFP4, 252),
+        (MXFP8_E4M3, MXFP4, 246),
+        (MXFP8_E5M2, MXFP8_E4M3, 239),
+        (MXFP6_E2M3, MXFP6_E3M2, 252),
+        (MXFP6_E3M2, MXFP6_E2M3, 250),
+        (MXFP6_E2M3, MXFP4, 252),
+        (MXFP8_E4M3, MXFP6_E3M2, 246),
+    ],
     ids=str,
 )
 def test_every_scale_byte_is_asked_for_at_every_place(

@@ -20,14 +20,17 @@ from mxref_triton.products.by_value import decoded_layout, multiply_decoded
 from mxref_triton.products.fold import Folded, are_folded, fits_wide, fold
 from mxref_triton.products.matrix_cores import (
     MAX_SCALE,
+    SIX_TILES,
+    TUNES,
     max_scale,
     multiply,
     multiply_onto,
     on_matrix_cores,
+    refuse_sixes,
 )
 from mxref_triton.products.misfits import multiply_misfits
 from mxref_triton.products.ordered import ordered, sums_in_float32, sums_in_fp8
-from mxref_triton.products.scale_bytes import first_wrong_scale, on_device
+from mxref_triton.products.scale_bytes import SIX_PAIRS, first_wrong_scale, on_device
 from mxref_triton.products.scale_range import flag_scales
 
 
@@ -155,7 +158,11 @@ def bounded_way(name: str) -> tuple[BoundedWay, str]:
 
 def _way_of_gfx950(gpu: torch.device) -> tuple[BoundedWay, str]:
     if (wrong := first_wrong_scale(on_device(gpu))) is None:
-        return BoundedWay.MFMA, f"{BoundedWay.MFMA}, whose scale bytes gave the reference's bits at start-up"
+        said = f"{BoundedWay.MFMA}, whose scale bytes gave the reference's bits at start-up"
+        if TUNES and (wrong := first_wrong_scale(on_device(gpu, SIX_TILES[-1]), SIX_PAIRS)) is not None:
+            refuse_sixes()
+            said += f"; elements of 6 bits are multiplied as E4M3 alone: {wrong}"
+        return BoundedWay.MFMA, said
     return (
         BoundedWay.ORDERED,
         f"{BoundedWay.ORDERED}: the scaled matrix instruction is not as specified, {wrong}",

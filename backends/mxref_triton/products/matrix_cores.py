@@ -5,7 +5,8 @@ order and the width of its sums are not documented, so it serves the profile `bo
 instruction, the 16x16x128 one is used: for the other, a wrong layout of the right operand's scales was reported.
 
 The instruction reads E2M3 and E3M2 too, and faster than elements of 8 bits, but Triton's `dot_scaled` does not. They,
-and E1M2, which the instruction lacks, are recoded as E4M3 first, which has all their values.
+and E1M2, which the instruction lacks, are recoded as E4M3 first, which has all their values. `sixes` has a kernel that
+multiplies elements of 6 bits as they are, which is used where it was timed and was the fastest.
 """
 
 # Triton infers the types of kernels.
@@ -14,6 +15,7 @@ and E1M2, which the instruction lacks, are recoded as E4M3 first, which has all 
 from __future__ import annotations
 
 import os
+from collections.abc import Container
 
 import torch
 import triton
@@ -21,6 +23,7 @@ import triton.language as tl
 
 from mxref.formats import CANONICAL_NAN, E2M1, E4M3, E5M2, E8M0, INT8, ElementFormat
 from mxref.mxarray import MXArray
+from mxref_triton.lane.gfx950 import SIX_BITS
 from mxref_triton.lane.quads import half_element, load_quads
 from mxref_triton.launch import INTERPRETED, launch, tiles_of
 from mxref_triton.memory import empty
@@ -28,6 +31,9 @@ from mxref_triton.operands import rows_of, unprescale
 from mxref_triton.products.ordered import place_tile, store_tile, wide_power
 from mxref_triton.products.tiling import Tile, largest_busy
 from mxref_triton.quantizer.decode import QUAD_TYPES
+
+if torch.version.hip is not None:  # importing Gluon takes a tenth of a second
+    from mxref_triton.products import sixes
 
 
 def max_scale(element: ElementFormat) -> int:
@@ -53,13 +59,19 @@ _GROUP = 8
 # The larger a tile, the less often an operand is read from LDS and from memory. Counted for gfx950 with Triton 3.7.1,
 # per matrix instruction in the loop: 128x256 takes 0.7 other vector instructions at three waves per SIMD, 128x128 takes
 # 1.0 at four, 64x64 takes 2.0 at six. 256x256 takes 0.6 at two, but spills with Triton 3.9.0.
-TILES = (Tile(128, 256, 128, 8), Tile(128, 128, 128, 4), Tile(64, 64, 256, 4))
+TILES: tuple[Tile, ...] = (Tile(128, 256, 128, 8), Tile(128, 128, 128, 4), Tile(64, 64, 256, 4))
 """Tiles by size; the first that gives work to every compute unit is used."""
+SIX_TILES: tuple[Tile, ...] = (Tile(256, 128, 128, 4, sixes=True), Tile(128, 128, 128, 4, sixes=True))
+"""Those of the kernel that multiplies elements of 6 bits as they are."""
+_LONGEST_OF_SIXES = 1 << 20
+"""Columns of its result, and elements along K, at most: its offsets in a tile have 32 bits."""
 _INTERPRETED_TILE = Tile(64, 64, 128, 4)
 
 TUNES = os.environ.get("MXREF_TRITON_TUNE") == "1"
 """Whether the first GEMM of a shape times all tiles on the device; the fastest is then used in this process."""
 _fastest: dict[tuple[int, int, int, str, str, str], Tile] = {}
+_AS_THEY_ARE = (E2M1, E4M3, E5M2)
+"""Elements that `dot_scaled` multiplies."""
 
 
 def tile_for(m: int, n: int) -> Tile:
@@ -67,6 +79,18 @@ def tile_for(m: int, n: int) -> Tile:
     if INTERPRETED:
         return _INTERPRETED_TILE
     return largest_busy(TILES, m, n)
+
+
+def refuse_sixes() -> None:
+    """Let no product take the kernel that multiplies elements of 6 bits as they are."""
+    global SIX_TILES
+    SIX_TILES = ()
+
+
+def _takes_sixes(a: MXArray, b: MXArray) -> bool:
+    """Return whether the kernel that multiplies elements of 6 bits as they are has something to gain, and may run."""
+    has = any(q.format.element in SIX_BITS for q in (a, b))
+    return has and max(b.scales.shape[0], a.length) <= _LONGEST_OF_SIXES
 
 
 @triton.jit(do_not_specialize=["quads"])
@@ -93,10 +117,12 @@ def on_matrix_cores(*operands: MXArray) -> bool:
     )
 
 
-def _recoded(q: MXArray) -> tuple[torch.Tensor, torch.Tensor, ElementFormat]:
-    """Return packed codes, scale codes and the element format of an operand as Triton's `dot_scaled` reads it."""
+def _recoded(
+    q: MXArray, as_they_are: Container[ElementFormat] = _AS_THEY_ARE
+) -> tuple[torch.Tensor, torch.Tensor, ElementFormat]:
+    """Return packed codes, scale codes and the element format of an operand, of which a kernel reads those named."""
     (codes, scales), element = rows_of(q), q.format.element
-    if element in (E2M1, E4M3, E5M2):
+    if element in as_they_are:
         return codes, scales, element
     quads = scales.numel() * q.format.k // 4
     out = empty((codes.shape[0], q.length), torch.uint8, codes.device)
@@ -204,10 +230,14 @@ def _into(out: torch.Tensor, a: MXArray, b: MXArray, tile: Tile | None, *, onto:
     m, n, blocks = a.scales.shape[0], b.scales.shape[0], a.scales.shape[1]
     half = out.dtype == torch.bfloat16
     if out.numel():
-        (a_codes, a_scales, first), (b_codes, b_scales, second) = _recoded(a), _recoded(b)
         if tile is None:
             tile = _tuned_tile(a, b, "bfloat16" if half else "float32") if TUNES else tile_for(m, n)
         factor = unprescale(a, b)
+        if tile.sixes:
+            operands = _recoded(a, sixes.FORMATS), _recoded(b, sixes.FORMATS)
+            sixes.multiply_sixes(*operands, out, tile, factor, onto=onto)
+            return
+        (a_codes, a_scales, first), (b_codes, b_scales, second) = _recoded(a), _recoded(b)
         launch(
             _multiply, (tiles_of(m, tile.rows) * tiles_of(n, tile.columns),),
             a_codes, a_scales, b_codes, b_scales, out.view(torch.int16 if half else torch.int32),
@@ -225,5 +255,6 @@ def _tuned_tile(a: MXArray, b: MXArray, out_dtype: str) -> Tile:
 
     key = a.shape[0], b.shape[0], a.length, out_dtype, a.format.name, b.format.name
     if key not in _fastest:
-        _fastest[key] = min(TILES, key=lambda tile: float(do_bench(lambda: multiply(a, b, out_dtype, tile))))
+        tiles = TILES + (SIX_TILES if _takes_sixes(a, b) else ())
+        _fastest[key] = min(tiles, key=lambda tile: float(do_bench(lambda: multiply(a, b, out_dtype, tile))))
     return _fastest[key]

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mxref.formats import MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
+from mxref.formats import MXFP4, MXFP6_E2M3, MXFP6_E3M2, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
 from mxref.gemm import scaled_gemm
+from mxref.layouts.packed import pack
 from mxref.mxarray import MXArray
 from mxref_triton.products.matrix_cores import TILES, max_scale, multiply
 from mxref_triton.products.tiling import Tile
@@ -26,21 +27,25 @@ from mxref_triton.products.tiling import Tile
 Multiply = Callable[[MXArray, MXArray], NDArray[np.float32]]
 """A B^T of A [M, K] and B [N, K] by the instruction under test."""
 
-_PAIRS = ((MXFP4, MXFP4), (MXFP8_E4M3, MXFP4), (MXFP8_E5M2, MXFP8_E4M3))
+Pairs = tuple[tuple[BlockFormat, BlockFormat], ...]
 """Formats of the operand whose bytes are tested, and of the other."""
+_PAIRS: Pairs = ((MXFP4, MXFP4), (MXFP8_E4M3, MXFP4), (MXFP8_E5M2, MXFP8_E4M3))
+SIX_PAIRS: Pairs = (
+    (MXFP6_E2M3, MXFP6_E3M2), (MXFP6_E3M2, MXFP6_E2M3), (MXFP6_E2M3, MXFP4), (MXFP8_E4M3, MXFP6_E3M2),
+)  # fmt: skip
+"""Those for the kernel that multiplies elements of 6 bits as they are."""
 _NAN = 255
 _BLOCKS = 8
 """Along K: two instructions, each with four blocks in four groups of lanes."""
 
 
 def _blocks(rng: np.random.Generator, rows: int, made: BlockFormat) -> NDArray[np.uint8]:
-    """Return packed codes of a block for each row: any of 4 bits; of 8 bits, zeros and magnitudes from 1 to below 4."""
+    """Return packed codes of a block for each row: any of E2M1; of others zeros and magnitudes from 1 to below 4."""
     if made is MXFP4:
         return rng.integers(0, 256, (rows, 16), np.uint8)
     values = np.abs(made.element.values)
-    return rng.choice(np.flatnonzero((values == 0) | ((values >= 1) & (values < 4))), (rows, 32)).astype(
-        np.uint8
-    )
+    codes = rng.choice(np.flatnonzero((values == 0) | ((values >= 1) & (values < 4))), (rows, 32))
+    return pack(codes.astype(np.uint8), made.element)
 
 
 def _operand(
@@ -76,13 +81,14 @@ def partner(made: BlockFormat = MXFP4) -> MXArray:
     return _operand(_blocks(np.random.default_rng(1), 64, made), block, byte, made)
 
 
-def first_wrong_scale(multiply: Multiply) -> str | None:
+def first_wrong_scale(multiply: Multiply, pairs: Pairs = _PAIRS) -> str | None:
     """Return what is wrong with the first product that has other bits than the reference's, or None.
 
     Args:
         multiply: by the instruction under test.
+        pairs: of formats to multiply.
     """
-    for formats in _PAIRS:
+    for formats in pairs:
         a, b = asked(formats[0]), partner(formats[1])
         for side, left, right in (("left", a, b), ("right", b, a)):
             want = scaled_gemm(left, right, profile="ordered")

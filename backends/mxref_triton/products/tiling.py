@@ -27,6 +27,8 @@ class Tile:
     """Buffers between memory and matrix cores."""
     waves: int = 0
     """Waves per SIMD that the compiler must leave registers for; 0 leaves the choice to it."""
+    sixes: bool = False
+    """Whether elements of 6 bits are multiplied as they are, by `sixes`."""
 
     @property
     def options(self) -> dict[str, Any]:
