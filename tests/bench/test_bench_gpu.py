@@ -53,7 +53,7 @@ with absent.launches() as seen:
             seen.clear()
             called.clear()
             case.work(case.sets - 1)
-            by_block = [l.compiled.constants["BY_BLOCK"] for l in seen if l.kernel == "_fold"]
+            by_block = [l.compiled.constants["H"].by_block for l in seen if l.kernel == "_fold"]
             found.append([case.name, case.sets, [l.kernel for l in seen] + called, by_block])
 print(json.dumps({"way": backend.way, "cases": found}))
 """
@@ -88,8 +88,8 @@ def test_labels_on_a_gfx950_name_what_is_launched_there():
         "torch.mm bf16": ["mm"],
         # Codes are read as they are, so no weight is prepared.
         "MXFP4 bounded by mfma": ["_flag_scales", "_multiply"],
-        "MXFP4 bounded by bf16": ["_flag_scales", "_dequantize", "_dequantize", "mm"],
-        "MXFP4 bounded by bf16, weight prepared": ["_flag_scales", "_dequantize", "mm"],
+        "MXFP4 bounded by bf16": ["_flag_scales", "_dequantize", "_dequantize", "_finish", "mm"],
+        "MXFP4 bounded by bf16, weight prepared": ["_flag_scales", "_dequantize", "_finish", "mm"],
         "MXFP4 ordered": ["_fold", "_fold", *folded],
         "MXFP4 ordered, weight prepared": ["_fold", *folded],
     }
@@ -103,10 +103,10 @@ def test_labels_on_a_hopper_name_what_is_launched_there_and_are_those_of_the_rec
     assert launched["fold into E4M3"] == ["_fold"]
     assert launched["cuBLAS bf16"] == ["mm"]
     assert launched["cuBLAS fp8, row-wise scales"] == launched["cuBLAS fp8, tensor scales"] == ["_scaled_mm"]
-    assert launched["MXFP4 bounded by fp8"] == ["_fold", "_fold", "_bounded_misfits", "_scaled_mm"]
+    assert launched["MXFP4 bounded by fp8"] == ["_fold_both", "_bounded_misfits", "_scaled_mm"]
     assert launched["MXFP4 bounded by fp8, weight prepared"] == ["_fold", "_bounded_misfits", "_scaled_mm"]
     assert launched["MXFP4 bounded by bf16"] == ["_flag_scales", "_dequantize", "_dequantize", "mm"]
-    assert launched["MXFP4 ordered"] == ["_fold", "_fold", "_ordered_folded", "_ordered_misfits"]
+    assert launched["MXFP4 ordered"] == ["_fold_both", "_ordered_folded", "_ordered_misfits"]
     assert not any(any(by_block) for _, _, by_block in cases.values())
     bench = read(newest("bench_gpu_nvidia-h200"))
     recorded = [row["name"] for row in bench["quantize"] + bench["gemm"] if row["size"] == 4096]

@@ -17,7 +17,7 @@ from mxref_triton.memory import asking
 from mxref_triton.operands import unprescale
 from mxref_triton.products.by_block import multiply_blocks
 from mxref_triton.products.by_value import decoded_layout, multiply_decoded
-from mxref_triton.products.fold import Folded, are_folded, fits_wide, fold
+from mxref_triton.products.fold import Folded, are_folded, fits_wide, fold, fold_both
 from mxref_triton.products.matrix_cores import (
     MAX_SCALE,
     SIX_TILES,
@@ -315,8 +315,11 @@ def _both_folded(
     not fit E4M3.
     """
     left, right = layouts
-    wide = not is_gfx950(a.codes.device) and fits_wide(a.format.element)
-    first = Folded.of(left) if left else fold(a, wide=True) if wide else _folded(a)
+    by_block = is_gfx950(a.codes.device)
+    wide = not by_block and fits_wide(a.format.element)
+    if not (left or right or by_block):
+        return fold_both(a, b, wide)
+    first = Folded.of(left) if left else fold(a, by_block, wide)
     return first, Folded.of(right) if right else _folded(b)
 
 

@@ -43,6 +43,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -312,15 +313,42 @@ def _fold_tile(
     return bad
 
 
+@dataclass(frozen=True)
+class _How:
+    """What a kernel that folds is compiled for."""
+
+    lowest: int
+    highest: int
+    widest: int
+    """The largest gap at which every element is exact."""
+    lift: int
+    element: ElementFormat
+    wide: bool
+    by_block: bool
+    rows: int
+    """Rows of a program."""
+    blocks: int
+    """Blocks that it folds at a time."""
+    whole: bool
+    """Whether these are all blocks of a row."""
+
+
 @triton.jit
-def _fold(
-    codes, scales, values, row_scales, misfits, rows, blocks, lowest: tl.constexpr, highest: tl.constexpr,
-    widest: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr, WHOLE: tl.constexpr, BY_BLOCK: tl.constexpr,
-    WIDE: tl.constexpr, E: tl.constexpr, LIFT: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+def _fold_rows(program, codes, scales, values, row_scales, misfits, rows, blocks, H: tl.constexpr):
+    """Fold the rows of a program."""
+    # Triton 3.6 does not pass attributes of a constant on.
+    lowest: tl.constexpr = H.lowest
+    highest: tl.constexpr = H.highest
+    widest: tl.constexpr = H.widest
+    ROWS: tl.constexpr = H.rows
+    BLOCKS: tl.constexpr = H.blocks
+    BY_BLOCK: tl.constexpr = H.by_block
+    WIDE: tl.constexpr = H.wide
+    E: tl.constexpr = H.element
+    LIFT: tl.constexpr = H.lift
+    row = program * ROWS + tl.arange(0, ROWS)
     block = tl.arange(0, BLOCKS)
-    if WHOLE:
+    if H.whole:
         words, scale = _load(codes, scales, row, block, rows, blocks, E)
         top, bottom = _span(words, scale, E)
     else:
@@ -338,7 +366,7 @@ def _fold(
     top = tl.where(top < 0, 127, tl.minimum(tl.maximum(top, lowest), highest))
     power = (top - LIFT) << 23  # 2^(top - 127) less that of the fold, always a normal number
     tl.store(row_scales + row, tl.where(spoiled, 0x7FC00000, power).to(tl.float32, bitcast=True), row < rows)
-    if WHOLE:
+    if H.whole:
         bad = _fold_tile(
             values, words, scale, top, row, block, rows, blocks, near, widest, BY_BLOCK, WIDE, E, LIFT
         )
@@ -370,6 +398,56 @@ def _fold(
         tl.store(misfits + 1 + slot, row, bad)
 
 
+@triton.jit
+def _fold(codes, scales, values, row_scales, misfits, rows, blocks, H: tl.constexpr):
+    _fold_rows(tl.program_id(0), codes, scales, values, row_scales, misfits, rows, blocks, H)
+
+
+@triton.jit
+def _fold_both(
+    a_codes, a_scales, a_values, a_row_scales, a_misfits, a_rows, a_blocks,
+    b_codes, b_scales, b_values, b_row_scales, b_misfits, b_rows, b_blocks, a_programs,
+    A: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """Fold two operands; the first programs take the first one."""
+    program = tl.program_id(0)
+    if program < a_programs:
+        _fold_rows(program, a_codes, a_scales, a_values, a_row_scales, a_misfits, a_rows, a_blocks, A)
+    else:
+        program -= a_programs
+        _fold_rows(program, b_codes, b_scales, b_values, b_row_scales, b_misfits, b_rows, b_blocks, B)
+
+
+class _Work:
+    """An operand that is to be folded, the memory for it, and how a kernel does it."""
+
+    def __init__(self, q: MXArray, by_block: bool, wide: bool) -> None:
+        how = Fold.of(q.format.element, wide)
+        codes, scales = rows_of(q)
+        self.rows, self.blocks = scales.shape
+        shape = (self.blocks, self.rows, _BLOCK) if by_block else (self.rows, q.length)
+        self.values = empty(shape, torch.uint8, codes.device)
+        self.row_scales = empty((self.rows, 1), torch.float32, codes.device)
+        self.counters = 1 + self.rows + MISFIT_PROGRAMS
+        height, width, self.warps = (_tile_by_block if by_block else _tile_by_row)(self.rows, self.blocks)
+        self.programs = tiles_of(self.rows, height)
+        self.how = _How(
+            how.lowest, how.highest, how.gap, how.lift, q.format.element, wide, by_block,
+            height, width, width >= self.blocks,
+        )  # fmt: skip
+        self._codes, self._scales = codes, scales
+
+    def arguments(self, misfits: torch.Tensor) -> tuple[Any, ...]:
+        """Return the arguments of `_fold_rows` after the program."""
+        codes, values = self._codes.view(torch.int32), self.values.view(torch.int32)
+        return codes, self._scales, values, self.row_scales, misfits, self.rows, self.blocks
+
+    def folded(self, misfits: torch.Tensor) -> Folded:
+        """Return the operand, once a kernel has been started for it."""
+        dtype = torch.float8_e5m2 if self.how.wide else torch.float8_e4m3fn
+        return Folded(self.values.view(dtype), self.row_scales, misfits)
+
+
 def fold(q: MXArray, by_block: bool = False, wide: bool = False) -> Folded:
     """Return an operand [rows, K] folded into E4M3, or into E5M2.
 
@@ -378,26 +456,36 @@ def fold(q: MXArray, by_block: bool = False, wide: bool = False) -> Folded:
         by_block: whether the same block of all rows lies together.
         wide: whether elements are of E5M2; such an operand is folded by row, and its elements have to fit.
     """
-    how = Fold.of(q.format.element, wide)
-    codes, scales = rows_of(q)
-    rows, blocks = scales.shape
-    shape = (blocks, rows, _BLOCK) if by_block else (rows, q.length)
-    values = empty(shape, torch.uint8, codes.device)
-    row_scales = empty((rows, 1), torch.float32, codes.device)
-    misfits = empty((1 + rows + MISFIT_PROGRAMS,), torch.int32, codes.device).zero_()
-    if rows and blocks:
-        height, width, warps = (_tile_by_block if by_block else _tile_by_row)(rows, blocks)
-        launch(
-            _fold, (tiles_of(rows, height),),
-            codes.view(torch.int32), scales, values.view(torch.int32), row_scales, misfits, rows, blocks,
-            lowest=how.lowest, highest=how.highest, widest=how.gap,
-            ROWS=height, BLOCKS=width, WHOLE=width >= blocks, BY_BLOCK=by_block, WIDE=wide,
-            E=q.format.element, LIFT=how.lift, num_warps=warps,
-        )  # fmt: skip
+    work = _Work(q, by_block, wide)
+    misfits = _zeros(work.counters, work.values.device)
+    if work.rows and work.blocks:
+        launch(_fold, (work.programs,), *work.arguments(misfits), H=work.how, num_warps=work.warps)
     else:
-        row_scales.fill_(1.0)
-    dtype = torch.float8_e5m2 if wide else torch.float8_e4m3fn
-    return Folded(values.view(dtype), row_scales, misfits)
+        work.row_scales.fill_(1.0)
+    return work.folded(misfits)
+
+
+def fold_both(a: MXArray, b: MXArray, wide: bool) -> tuple[Folded, Folded]:
+    """Return two operands folded by row in one kernel, the first one wide if that is asked.
+
+    Of small models a kernel is short, so that two and their counters take longer than one.
+    """
+    if not (a.scales.numel() and b.scales.numel()):
+        return fold(a, wide=wide), fold(b)
+    first, second = _Work(a, False, wide), _Work(b, False, False)
+    start = -(-first.counters // 4) * 4  # kernels are compiled for counters that are aligned
+    counters = _zeros(start + second.counters, first.values.device)
+    a_misfits, b_misfits = counters[: first.counters], counters[start:]
+    launch(
+        _fold_both, (first.programs + second.programs,),
+        *first.arguments(a_misfits), *second.arguments(b_misfits), first.programs,
+        A=first.how, B=second.how, num_warps=max(first.warps, second.warps),
+    )  # fmt: skip
+    return first.folded(a_misfits), second.folded(b_misfits)
+
+
+def _zeros(count: int, device: torch.device) -> torch.Tensor:
+    return empty((count,), torch.int32, device).zero_()
 
 
 def _tile_by_row(rows: int, blocks: int) -> tuple[int, int, int]:

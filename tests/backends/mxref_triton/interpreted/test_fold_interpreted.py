@@ -16,7 +16,7 @@ from mxref.gemm import bounded_tolerance, scaled_gemm
 from mxref.layouts.packed import pack
 from mxref_triton.launch import DEVICE
 from mxref_triton.products import fold as folding
-from mxref_triton.products.fold import Fold, fits_wide, fold
+from mxref_triton.products.fold import Fold, fits_wide, fold, fold_both
 from mxref_triton.products.misfits import multiply_misfits
 
 ORDER = [*range(0, 32, 2), *range(1, 32, 2)]
@@ -110,6 +110,39 @@ def test_drawn_rows_of_any_scale(made, wide, tile, monkeypatch):
         q.codes.reshape(rows, k // 32, -1)[::3, 1] = 0
         q.scales[7, 1] = 255
         check(q, wide)
+
+
+@pytest.mark.parametrize("tile", [16, 1 << 14])
+@pytest.mark.parametrize(
+    "pair", [(MXFP4, MXFP4), (MXFP4, MXFP6_E2M3), (MXFP6_E3M2, MXFP4_E1M2), (MXFP6_E2M3, MXFP6_E2M3)], ids=str
+)
+def test_two_operands_in_one_kernel_are_folded_as_each_alone(pair, tile, monkeypatch):
+    """Rows that share no program, of different lengths, with misfits, NaN, and more or fewer than a tile."""
+    monkeypatch.setattr(folding, "_TILE", tile)
+    for shapes in (((33, 288), (48, 288)), ((5, 64), (70, 64)), ((70, 1024), (1, 1024))):
+        a, b = (drawn(made, *shape, 60, 180, shape[0]) for made, shape in zip(pair, shapes, strict=True))
+        a.scales[2, 1] = 255
+        b.scales[0] = 100
+        wide = fits_wide(a.format.element)
+        one, two = (on(DEVICE, q) for q in (a, b))
+        found, alone = fold_both(one, two, wide), (fold(one, wide=wide), fold(two))
+        assert listed(alone[0])
+        for f, g in zip(found, alone, strict=True):
+            assert f.values.dtype == g.values.dtype
+            assert torch.equal(f.values.view(torch.uint8), g.values.view(torch.uint8))
+            assert torch.equal(f.scale.view(torch.int32), g.scale.view(torch.int32))
+            assert f.misfits.shape == g.misfits.shape
+            assert listed(f) == listed(g)
+            assert not f.done.any()
+
+
+def test_one_of_two_operands_may_be_empty():
+    empty, some = (on(DEVICE, drawn(MXFP4, rows, 64, 100, 120, 1)) for rows in (0, 8))
+    for pair in ((empty, some), (some, empty), (empty, empty)):
+        for f, q, wide in zip(fold_both(*pair, True), pair, (True, False), strict=True):
+            alone = fold(q, wide=wide)
+            assert torch.equal(f.values.view(torch.uint8), alone.values.view(torch.uint8))
+            assert torch.equal(f.scale, alone.scale)
 
 
 @pytest.mark.clause("gemm.bounded", "gemm.nan", "gemm.prescale")
