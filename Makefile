@@ -156,8 +156,8 @@ aot: $(STAMP)  ## compile the GPU kernels for gfx950 and sm_90 with no GPU, coun
 	PYTHONPATH=tests $(BIN)/python -m aot --check --json runs/aot.json
 	$(if $(RECORD),PYTHONPATH=tests $(BIN)/python -m bench.render_aot runs/aot.json)
 
-prove: $(STAMP)  ## prove for all inputs that row kernels are their clauses, where no certificate is valid (ONLY='mxfp4.*'; into docs/records)
-	PYTHONPATH=tests $(BIN)/python -m prove $(if $(ONLY),--only '$(ONLY)')
+prove: $(STAMP)  ## prove for all inputs that row kernels are their clauses, where no certificate is valid (ONLY='mxfp4.*'; FOREIGN=checkouts: kernels of other projects; into docs/records)
+	PYTHONPATH=tests $(BIN)/python -m prove $(if $(ONLY),--only '$(ONLY)') $(if $(FOREIGN),--foreign --sources '$(FOREIGN)')
 
 clauses: $(STAMP)  ## write the clauses as SMT-LIB text into spec/smt
 	PYTHONPATH=tests $(BIN)/python -m prove --clauses

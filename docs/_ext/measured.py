@@ -28,6 +28,7 @@ STUDIES = (
     "calibration.identify",
     "exhaustive.table",
     "prove.certificates",
+    "prove.foreign_certificates",
     "ablations.page",
 )
 """Modules with a function `parts()` that returns the text of each file by its name."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import click
 
@@ -19,6 +20,8 @@ from prove.certificates import (
     what_is_stale,
     write_certificates,
 )
+from prove.foreign_certificates import prove_foreign
+from prove.foreign_kernels import subjects
 from prove.kernels import TARGETS, cases, compile_cases
 from prove.smtlib import write_clauses
 from prove.theorems import NotProved
@@ -32,11 +35,29 @@ from prove.ttir import UnknownOperation
 @click.option("--again", is_flag=True, help="Ask every question anew, whatever was proved.")
 @click.option("--list", "listed", is_flag=True, help="List what was proved, and stop.")
 @click.option("--clauses", is_flag=True, help="Write the clauses as SMT-LIB into spec/smt, and stop.")
-def main(target: str, only: str, limit: float, again: bool, listed: bool, clauses: bool) -> None:
+@click.option("--foreign", is_flag=True, help="Prove kernels of other projects, as far as they are found.")
+@click.option("--sources", type=click.Path(path_type=Path), help="Folder with checkouts, for --foreign.")
+def main(
+    target: str,
+    only: str,
+    limit: float,
+    again: bool,
+    listed: bool,
+    clauses: bool,
+    foreign: bool,
+    sources: Path | None,
+) -> None:
     """Prove for all inputs that the row quantizer's kernels are their clauses."""
     if clauses:
         write_clauses()
         return
+    if foreign:
+        names = [name for name in subjects() if fnmatchcase(name, only)]
+        failed = 0
+        for right, line in prove_foreign(names, sources, limit, again):
+            click.echo(line)
+            failed += not right
+        sys.exit(bool(failed))
     certificates = read_certificates()
     if listed:
         for c in certificates.values():

@@ -136,7 +136,7 @@ def compile_cases(target: str, names: Sequence[str]) -> Iterator[Compiled]:
 
 
 _FLAGS = "fast|nnan|ninf|nsz|arcp|contract|afn|reassoc"
-_FLOAT_FLAGS = re.compile(rf"\b(?:{_FLAGS})\b(?= (?:float|<|half|bfloat|double|{_FLAGS}))")
+FLOAT_FLAGS = re.compile(rf"\b(?:{_FLAGS})\b(?= (?:float|<|half|bfloat|double|{_FLAGS}))")
 
 
 def faults_below(llvm: str, machine: str, target: str, products: int) -> list[str]:
@@ -148,7 +148,7 @@ def faults_below(llvm: str, machine: str, target: str, products: int) -> list[st
         target: name of the target.
         products: fused operations that a thread does by Triton's IR.
     """
-    out = [f"LLVM IR has the flag {flag}" for flag in sorted(set(_FLOAT_FLAGS.findall(llvm)))]
+    out = [f"LLVM IR has the flag {flag}" for flag in sorted(set(FLOAT_FLAGS.findall(llvm)))]
     out += [
         f"LLVM IR has {name}"
         for name in sorted(set(re.findall(r"unsafe-fp-math\"=\"true|llvm\.fmuladd", llvm)))

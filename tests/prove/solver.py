@@ -33,6 +33,7 @@ _FLOAT = {
     "fadd.rz": Kind.FP_ADD,
     "fsub": Kind.FP_SUB,
     "fmul": Kind.FP_MUL,
+    "fdiv": Kind.FP_DIV,
     "fma": Kind.FP_FMA,
 }
 
@@ -129,6 +130,11 @@ class _Query:
             return self.bits_of(term, make(_FLOAT[term.op], [mode, *numbers]))
         if term.op == "ftoi":  # of what is no integer of this width, any
             return make(Kind.FP_TO_SBV, [self.to_zero, self.float(term.args[0])], [term.width])
+        if term.op == "ftou":
+            return make(Kind.FP_TO_UBV, [self.to_zero, self.float(term.args[0])], [term.width])
+        if term.op == "itof":
+            number = make(Kind.FP_TO_FP_FROM_SBV, [self.nearest, *args], list(FLOATS[term.width]))
+            return self.bits_of(term, number)
         if term.op == "half":
             half = make(Kind.FP_TO_FP_FROM_BV, args, [5, 11])
             return self.bits_of(term, make(Kind.FP_TO_FP_FROM_FP, [self.nearest, half], [8, 24]))

@@ -296,7 +296,7 @@ def _rebuilt(term: Term, args: tuple[Term, ...]) -> Term:
             return choose(*args)
         case "sext":
             return widen_signed(args[0], term.width)
-        case "half" | "ftoi":
+        case "half" | "ftoi" | "ftou" | "itof":
             return Term(term.op, term.width, args)
         case _:
             return apply(term.op, *args)
@@ -367,14 +367,13 @@ def _value(term: Term, args: list[Any], values: Mapping[str, Any]) -> Any:
         case (("slt" | "sle" | "smin" | "smax"), [a, b]):
             a, b = _as_signed(a, widths[0]), _as_signed(b, widths[0])
             return np.asarray(_NUMPY[term.op](a, b)).astype(np.int64).astype(np.uint64)
-        case "ftoi", [a]:
-            number = np.asarray(a).astype(np.uint32).view(np.float32)
-            return (
-                np.trunc(np.clip(np.nan_to_num(number), -(2.0**31), 2.0**31 - 128))
-                .astype(np.int64)
-                .astype(np.uint64)
-            )
-        case (("fadd" | "fadd.rz" | "fsub" | "fmul" | "fma" | "fmaximum"), _):
+        case (("ftoi" | "ftou"), [a]):
+            number = np.nan_to_num(np.asarray(a).astype(np.uint32).view(np.float32))
+            low, high = (-(2.0**31), 2.0**31 - 128) if term.op == "ftoi" else (0, (1 << term.width) - 1)
+            return np.trunc(np.clip(number, low, high)).astype(np.int64).astype(np.uint64)
+        case "itof", [a]:
+            return _float_bits(_as_signed(a, widths[0]).astype(np.float64), term.width)
+        case (("fadd" | "fadd.rz" | "fsub" | "fmul" | "fdiv" | "fma" | "fmaximum"), _):
             return _float_value(term.op, args, widths[0])
         case "half", [a]:
             single = a.astype(np.uint16).view(np.float16).astype(np.float32)
@@ -404,6 +403,8 @@ def _float_value(op: str, args: list[Any], width: int) -> Any:
         is_nan = np.isnan(numbers[0]) | np.isnan(numbers[1])
         return np.where(is_nan, np.uint64(0x7FC00000), larger) >> np.uint64(32 - width)
     wide = [number.astype(np.float64) for number in numbers]
+    if op == "fdiv":  # 53 bits are enough for a second rounding to 24 to change nothing
+        return (wide[0] / wide[1]).astype(np.float32).view(np.uint32).astype(np.uint64)
     if op in ("fmul", "fma"):
         exact, rest = wide[0] * wide[1], np.zeros_like(wide[0])  # 48 bits at most
         if op == "fma":
@@ -412,10 +413,17 @@ def _float_value(op: str, args: list[Any], width: int) -> Any:
         exact, rest = _sum(wide[0], wide[1] if op.startswith("fadd") else -wide[1])
     # A value that keeps a sticky last bit is rounded once more without error.
     odd = _odd(exact, rest, np.uint64)
-    single = odd.astype(np.float32)
     if op == "fadd.rz":
+        single = odd.astype(np.float32)
         beyond = np.abs(single) > np.abs(odd)
         single = np.where(beyond, np.nextafter(single, np.float32(0)), single)
+        return single.view(np.uint32).astype(np.uint64)
+    return _float_bits(odd, width)
+
+
+def _float_bits(odd: Any, width: int) -> Any:
+    """Return float64 numbers, whose last bit is sticky, as the bits of float32 or bfloat16; NaN as GPUs make it."""
+    single = np.where(np.isnan(odd), np.uint32(0x7FC00000).view(np.float32), odd.astype(np.float32))
     if width == 32:
         return single.view(np.uint32).astype(np.uint64)
     kept = _odd(single, odd - single, np.uint32).view(np.uint32).astype(np.uint64)

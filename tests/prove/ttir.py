@@ -26,7 +26,10 @@ class UnknownOperation(Exception):
 
 _LOCATION = re.compile(r" loc\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")
 _NAME = re.compile(r"%[A-Za-z0-9_$.-]+")
-BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "f32": 32, "f16": 16, "bf16": 16}
+BITS = {
+    "i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64,
+    "f32": 32, "f16": 16, "bf16": 16, "f8E4M3FN": 8, "f8E5M2": 8,
+}  # fmt: skip
 LANE = "lane"
 WITH_MORE = {
     "arith.constant", "arith.cmpi", "tt.make_range", "tt.get_program_id", "tt.expand_dims", "tt.trans",
@@ -367,7 +370,7 @@ def _assembly(line: Line, args: Sequence[Term], kind: Kind) -> Term:
     if (
         meaning is None
         or constraints is None
-        or constraints[1] not in (f"={r}" + f",{r}" * len(args) for r in "rf")
+        or constraints[1] not in (f"={out}" + f",{r}" * len(args) for out, r in ("rr", "ff", "hr"))
     ):
         raise UnknownOperation(f"inline assembly: {line.text}")
     return meaning(*args)

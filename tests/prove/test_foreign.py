@@ -1,0 +1,270 @@
+"""Kernels of other projects are proved, as far as they are equal: certificates, the reader of tiles, planted faults."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from mxref.cli import main
+from places import TESTS
+from prove import foreign_certificates
+from prove.algebra import is_place
+from prove.foreign import ALL
+from prove.foreign_certificates import (
+    ASSUMPTIONS,
+    certify,
+    domains,
+    read_foreign,
+    refuting,
+    smallest,
+    what_is_stale,
+)
+from prove.foreign_kernels import PROJECTS, NotFound, compile_subjects, proof_of, subjects, where
+from prove.terms import concat, const, evaluate, extract, var, variables, widen, widen_signed
+from prove.tiles import read_tile
+from prove.ttir import UnknownOperation
+from usual import usual
+
+ROWS, COLUMNS = "torchao.rows.floor.256x128", "torchao.columns.rceil.256x128"
+PACKAGED = [name for name, s in subjects().items() if PROJECTS[s.project].package]
+SOURCES = os.environ.get("FOREIGN")
+"""A folder with checkouts of projects that are no packages, as `make prove FOREIGN=` has it."""
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory):
+    """Kernels by subject, compiled once; the usual ones together."""
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+
+        def get(name):
+            folder = Path(SOURCES) if SOURCES else None
+            try:
+                where(PROJECTS[subjects()[name].project], folder)
+            except NotFound as err:
+                pytest.skip(str(err))
+            if name not in found:
+                wanted = [ROWS, COLUMNS] if name in (ROWS, COLUMNS) else [name]
+                found.update({c.name: c for c in compile_subjects(wanted, folder)})
+            return found[name]
+
+        yield get
+
+
+def proof(compiled, name=ROWS, domain=1, change=None):
+    """Return the proof of a kernel, after a change of its IR."""
+    text = compiled(name).ttir
+    if change is not None:
+        old, new = change
+        changed = re.sub(old, new, text, count=1)
+        assert changed != text
+        text = changed
+    subject = subjects()[name]
+    return proof_of(subject, text, domains(subject)[domain])
+
+
+@pytest.mark.parametrize("name", usual(subjects(), ROWS, COLUMNS))
+def test_a_certificate_is_of_the_kernel_as_it_is_now(compiled, name):
+    import triton
+
+    certificate = read_foreign()[name]
+    package = PROJECTS[subjects()[name].project].package
+    if package is not None:
+        try:
+            installed = version(package)
+        except PackageNotFoundError:
+            pytest.skip(f"{package} is not installed")
+        if installed != certificate.version:
+            pytest.skip(f"proved of {package} {certificate.version}, this is {installed}")
+    if certificate.triton != triton.__version__:
+        pytest.skip(f"proved with Triton {certificate.triton}, this is {triton.__version__}")
+    now = compiled(name)
+    if now.source != certificate.source:
+        pytest.skip("the checkout has another version of the kernel's file")
+    assert what_is_stale(certificate, now) is None, "prove it anew: make prove FOREIGN=..."
+    assert set(certificate.assumptions) <= set(ASSUMPTIONS)
+
+
+def test_every_subject_has_a_certificate():
+    assert list(read_foreign()) == list(subjects())
+
+
+def test_each_difference_is_explained():
+    """The command of a record gives the bytes that the record says of the clauses."""
+    seen = set()
+    for certificate in read_foreign().values():
+        for each in certificate.differences:
+            if each.command in seen:
+                continue
+            seen.add(each.command)
+            done = CliRunner().invoke(main, [*each.command.split()[1:], "--json"])
+            assert done.exit_code == 0, done.output
+            scale, _, codes = each.clauses.partition(": ")
+            assert f'"{scale.lower()}"' in done.output.lower() or scale.lower() in done.output.lower(), each
+            assert each.kernel != each.clauses
+            assert codes
+    assert len(seen) >= 6
+
+
+def test_the_terms_give_torchaos_own_bytes(compiled):
+    """torchao's PyTorch code and its Triton kernel agree where the kernel is proved to be its clauses."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("torchao")
+    from torchao.prototype.mx_formats.mx_tensor import ScaleCalculationMode, to_mx
+
+    for name in (ROWS, COLUMNS):
+        made = proof(compiled, name)
+        random = np.random.default_rng(5)
+        base = random.integers(20, 230, (20_000, 1))
+        exponents = np.clip(base - random.integers(0, 20, (20_000, 32)), 0, 254).astype(np.uint64)
+        blocks = random.integers(0, 2, (20_000, 32), dtype=np.uint64) << np.uint64(15)
+        blocks |= exponents << np.uint64(7) | random.integers(0, 128, (20_000, 32), dtype=np.uint64)
+        codes, scales = made.stored_by_kernel(blocks)
+        x = torch.from_numpy(blocks.astype(np.uint16).view(np.int16)).view(torch.bfloat16)
+        mode = {"floor": ScaleCalculationMode.FLOOR, "rceil": ScaleCalculationMode.RCEIL}[made.rule]
+        right_scales, right = to_mx(x, torch.float8_e4m3fn, 32, scaling_mode=mode)
+        assert (scales == right_scales.view(torch.uint8).numpy().ravel()).all()
+        assert (codes == right.view(torch.uint8).numpy()).all()
+        assert not made.differing(blocks).any()
+
+
+def test_a_kernel_is_proved_anew(compiled):
+    pytest.importorskip("bitwuzla", reason="bitwuzla is not installed")
+    made, kept = certify(compiled(ROWS)), read_foreign()[ROWS]
+    assert made.proved == kept.proved == "all zeros, or a scale byte of 1 or more"
+    assert (made.ir, made.questions, made.differences) == (kept.ir, kept.questions, kept.differences)
+
+
+FAULTS = {
+    "the exponent of the largest number is another": (
+        ROWS, (r"dense<8> : tensor<1024xi32>", "dense<9> : tensor<1024xi32>"),
+    ),
+    "the bias of the scale is another": (ROWS, (r"dense<1\.270000e\+02>", "dense<1.260000e+02>")),
+    "the reciprocal is another": (ROWS, (r"dense<-2> : tensor<1024xi8>", "dense<-3> : tensor<1024xi8>")),
+    "the divisor is one float too large": (COLUMNS, (r"dense<0\.00223214296>", "dense<0.00223214319>")),
+    "the sign is lost": (ROWS, (r"(%scaled_data_r\w* = arith\.extf) %x_block_r ", r"\1 %x_block_abs_r ")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_has_a_block(compiled, fault):
+    pytest.importorskip("bitwuzla", reason="bitwuzla is not installed")
+    name, change = FAULTS[fault]
+    made = proof(compiled, name, change=change)
+    found = refuting(made)
+    assert not isinstance(found, float)
+    block = smallest(made, *found)
+    assert block is not None
+    print(fault, foreign_certificates.difference(made, subjects()[name], "", block))
+
+
+def test_the_smallest_block_is_the_smallest(compiled):
+    """Of all blocks of one number and zeros, those below the one that is shown are stored as the clauses say."""
+    pytest.importorskip("bitwuzla", reason="bitwuzla is not installed")
+    made = proof(compiled, domain=0)
+    found = refuting(made)
+    block = smallest(made, *found)
+    every = np.zeros((0x7F80, 32), dtype=np.uint64)
+    every[:, 0] = np.arange(0x7F80)
+    assert np.flatnonzero(made.differing(every))[0] == block.max() == 1
+
+
+def test_columns_are_right_for_whole_tiles_only(compiled):
+    """The host takes 128 rows, for which a tile of 256 writes scales that other columns have."""
+    pytest.importorskip("torchao")
+    subject = subjects()[COLUMNS]
+    columns, length = subject.tile
+    rows = concat(const(0, 1), var("n_rows", 24), const(0, 7))
+    given = {"n_rows": rows, "n_cols": concat(const(0, 1), var("n_cols", 24), const(0, 7))}
+    kernel = read_tile(compiled(COLUMNS).ttir, columns, subject.among, given)
+    scales = [s for s in kernel.stores if "col_scale_ptr" in {v.value for v in variables(s.address)}]
+    assert all(s.mask.constant == 1 for s in scales)
+    values = {"n_rows": 3, "n_cols": 1, "col_scale_ptr": 0, "program_x": 1, "program_y": 0, "lane": 0}
+    found = [int(np.asarray(x).ravel()[0]) for x in evaluate([s.address for s in scales], values)]
+    assert length == 256
+    assert sorted(found) == list(range(8, 16))  # the blocks of column 0 are 0 to 11
+
+
+def test_what_has_no_meaning_here_is_named(compiled):
+    text = compiled(ROWS).ttir
+    for old, new, told in (
+        (r"arith\.maxnumf", "arith.minnumf", "reduction by arith.minnumf"),
+        (r"propagateNan = none", "propagateNan = all", "propagateNan"),
+        (r"rounding = rtne", "rounding = rtz", "rtz"),
+        (r"tt\.reshape (\S+) :", r"tt.reshape \1 allow_reorder :", "allow_reorder"),
+        (r"axis = 1 : i32\}> \(\{", "axis = 0 : i32}> ({", "units are reduced"),
+        (
+            r"tensor<256x128xbf16> -> tensor<1024x32xbf16>",
+            "tensor<256x128xbf16> -> tensor<32x1024xbf16>",
+            "mixed",
+        ),
+        (r"math\.absf", "math.exp", "math.exp"),
+    ):
+        other = re.sub(old, new, text)
+        assert other != text
+        with pytest.raises(UnknownOperation, match=re.escape(told)):
+            read_tile(other, 256)
+
+
+def test_a_place_is_shown_by_algebra():
+    n, lane, program, pointer = var("n", 16), var("lane", 5), var("p", 20), var("pointer", 64)
+    unit = widen(concat(program, lane), 64)
+    offset = unit * widen(n, 64) + 3
+    one = widen(program, 64) * 32 * widen(n, 64) + widen(n, 64) * widen(lane, 64) + 3
+    assert is_place(pointer + one * 2, pointer, offset, 2, small=False)
+    assert not is_place(pointer + one * 2, pointer, offset + 1, 2, small=False)
+    assert not is_place(pointer + one, pointer, offset, 2, small=False)
+    # In 32 bits a product may overflow, unless it is a part of an offset that is known to be small.
+    short = widen(concat(program, lane), 32) * widen(n, 32) + 3
+    assert not is_place(pointer + widen_signed(short, 64), pointer, offset, 1, small=False)
+    assert is_place(pointer + widen_signed(short, 64), pointer, offset, 1, small=True)
+    assert not is_place(pointer + widen_signed(short + 1, 64), pointer, offset, 1, small=True)
+    assert not is_place(pointer + widen(extract(one, 40, 3), 64), pointer, offset, 1, small=True)
+
+
+INTERPRETED = """
+import sys, numpy as np, torch
+from pathlib import Path
+from prove.foreign_kernels import PROJECTS, loaded, where
+name, folder, source, codes, scales = sys.argv[1:]
+module = loaded(PROJECTS[name], where(PROJECTS[name], Path(folder))[1])
+module.MXFP_BLOCK_SIZE = 32  # the interpreter knows no constexpr outside of a kernel
+x = torch.from_numpy(np.load(source)).contiguous()
+q = torch.zeros(x.shape[0], 16, dtype=torch.uint8)
+s = torch.zeros(x.shape[0], 1, dtype=torch.uint8)
+module._downcast_to_mxfp[(-(-len(x) // 32), 1)](q, 16, 1, s, 1, 1, x, 32, 1, len(x), 32, 32, 128, 0)
+np.save(codes, q.numpy())
+np.save(scales, s.numpy())
+"""
+
+
+def test_the_terms_give_the_interpreters_bytes(compiled, tmp_path):
+    """Triton's interpreter runs the source, and not the IR. It runs on NumPy, which shifts as NVIDIA's GPUs do."""
+    name = "triton_kernels.mxfp4.float32.sm_90"
+    made = proof(compiled, name, domain=0)
+    assert made.domain is ALL
+    random = np.random.default_rng(6)
+    blocks = random.integers(0, 1 << 32, (10_000, 32), dtype=np.uint64)
+    near = blocks[::2]
+    near[:] = near & 0x80FFFFFF | random.integers(20, 220, (len(near), 1), dtype=np.uint64) << np.uint64(23)
+    blocks[(blocks & 0x7F800000) == 0x7F800000] = 0  # finite
+    np.save(tmp_path / "x.npy", blocks.astype(np.uint32).view(np.float32))
+    files = [str(tmp_path / f) for f in ("x.npy", "codes.npy", "scales.npy")]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(TESTS)}
+    command = [sys.executable, "-c", INTERPRETED, "triton_kernels", str(SOURCES), *files]
+    subprocess.run(command, env=environment, check=True)
+    codes, scales = made.stored_by_kernel(blocks)
+    assert (np.load(files[1]) == codes).all()
+    assert (np.load(files[2])[:, 0] == scales).all()
