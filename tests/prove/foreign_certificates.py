@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -307,7 +308,7 @@ def certify(compiled: Compiled, limit: float = 0.0) -> ForeignCertificate:
     else:
         raise NotProved(f"refuted: {differences[-1].command}")
     differences += [
-        difference(proof, subject, f"a block with 1 and {told}", block)
+        difference(proof, subject, f"(1 and {told})", block)
         for told, block in nonfinite(proof)
         if proof.differing(block[None])[0]
     ]
@@ -367,16 +368,22 @@ def prove_foreign(
 
 
 def parts(path: Path = RECORD) -> dict[str, str]:
-    """Return the tables of docs/explanation/proofs.rst on kernels of others."""
-    proved, shown = [], []
+    """Return the tables of docs/explanation/proofs.rst on kernels of others: tiles of a kernel that say the same as one."""
+    proved: dict[tuple[str, ...], float] = {}
+    shown: dict[tuple[str, ...], None] = {}
     for c in read_foreign(path).values():
-        proved.append([c.name, c.target, c.proved, f"{c.seconds:.1f}"])
+        name = c.name.removesuffix(f".{c.target}")
+        name = re.sub(r"\.\d+x\d+$", "", name)
+        key = (name, c.target, c.proved)
+        proved[key] = max(c.seconds, proved.get(key, 0.0))
         for d in c.differences:
             link = f"`{' '.join(d.numbers)} <../explorer/index.html#{d.link}>`__"
-            shown.append([c.name, d.among, link, f"``{d.kernel}``", f"``{d.clauses}``"])
+            shown[name, c.target, d.among, link, f"``{d.kernel}``", f"``{d.clauses}``"] = None
     return {
-        "foreign_proved.inc": csv_table(["kernel", "target", "equal for", "seconds"], proved),
+        "foreign_proved.inc": csv_table(
+            ["kernel", "target", "equal for", "seconds"], [[*key, f"{s:.1f}"] for key, s in proved.items()]
+        ),
         "foreign_differences.inc": csv_table(
-            ["kernel", "smallest of", "block", "kernel stores", "clauses"], shown
+            ["kernel", "target", "smallest of", "block", "kernel stores", "clauses"], map(list, shown)
         ),
     }
