@@ -294,12 +294,16 @@ class TileProof:
             given = (*self._is_amax, stored.equal(self._right_byte()), *bounds)
             yield Step("codes", term.equal(expected), given)
 
+    def questions(self) -> Iterator[Step]:
+        """Yield the questions, those on contents before those on places; some occur more than once."""
+        for number in range(len(self._blocks)):
+            yield from self._amax(number)
+            yield from self._contents(number)
+        yield from self.places()
+
     def steps(self) -> list[Step]:
         """Return the questions, each once."""
-        found = list(self.places())
-        for number in range(len(self._blocks)):
-            found += [*self._amax(number), *self._contents(number)]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(self.questions()))
 
     # Evaluation
 

@@ -189,9 +189,11 @@ def refuting(proof: TileProof, limit: float = 0.0) -> tuple[Step, dict[str, int]
     """
     from prove.solver import ask
 
-    seconds = 0.0
-    # A difference of contents tells more than one of places.
-    for step in sorted(proof.steps(), key=lambda s: s.name.startswith("places")):
+    seconds, asked = 0.0, set()
+    for step in proof.questions():
+        if step in asked:
+            continue
+        asked.add(step)
         answer = ask(step.goal, step.assumptions, limit)
         seconds += answer.seconds
         if answer.holds is None:
@@ -207,11 +209,11 @@ def smallest(proof: TileProof, step: Step, model: dict[str, int], limit: float =
     """Return a block that shows that a step does not hold, of the smallest amax for which there is one."""
     from prove.solver import ask
 
-    low = 0
+    low, given = 0, step.assumptions
     for _ in range(_TRIES):
         while low < model["amax"]:
             middle = (low + model["amax"]) // 2
-            answer = ask(step.goal, (*step.assumptions, proof.amax.upto(middle)), limit)
+            answer = ask(step.goal, (*given, proof.amax.upto(middle)), limit)
             if answer.holds is None:
                 break
             if answer.holds:
@@ -223,7 +225,8 @@ def smallest(proof: TileProof, step: Step, model: dict[str, int], limit: float =
             return block
         # What has no meaning differs for the solver, and may be the same in NumPy: a larger amax is tried.
         low = model["amax"] + 1
-        answer = ask(step.goal, (*step.assumptions, const(low - 1, 32).below(proof.amax)), limit)
+        given = (*step.assumptions, const(model["amax"], 32).below(proof.amax))
+        answer = ask(step.goal, given, limit)
         if answer.holds is not False:
             break
         model = answer.model
@@ -368,7 +371,7 @@ def prove_foreign(
 
 
 def parts(path: Path = RECORD) -> dict[str, str]:
-    """Return the tables of docs/explanation/proofs.rst on kernels of others: tiles of a kernel that say the same as one."""
+    """Return the tables of docs/explanation/proofs.rst on kernels of others; tiles that say the same are one row."""
     proved: dict[tuple[str, ...], float] = {}
     shown: dict[tuple[str, ...], None] = {}
     for c in read_foreign(path).values():

@@ -13,13 +13,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from prove import floats
-from prove.terms import Term, apply, concat, const, extract, var, widen, widen_signed
+from prove.operations import MEANINGS, ON_FLOAT32, SAYING_MORE, signed_whole
+from prove.terms import Term, apply, concat, const, var, widen, widen_signed
 from prove.ttir import (
     BITS,
     LANE,
-    POINTWISE,
-    WITH_MORE,
     Kind,
     Line,
     Load,
@@ -124,7 +122,7 @@ def read_tile(
         if line.startswith("scf.for"):
             reader.loop(line)
         elif not line.startswith("}") and line != "tt.return":
-            reader.do(line_of(line, _WITH_MORE))
+            reader.do(line_of(line, SAYING_MORE))
     return reader.kernel
 
 
@@ -192,15 +190,15 @@ class _Reader:
             kind = Kind(kind.shape, "i1")
         if line.op == "arith.select" and line.kinds[0].shape != kind.shape:
             raise UnknownOperation(line.text)
-        how = _MORE_POINTWISE.get(line.op) or POINTWISE.get(line.op)
+        how = MEANINGS.get(line.op)
         if line.op == "arith.fptoui" and self.wraps:  # AMD's are made of the signed conversion
-            how = _signed_whole
+            how = signed_whole
         if line.op in _SHIFTS and any(t.constant is None for t in inputs[1].terms.flat):
             how = self.shifted
             self.kernel.operations.add("shift by a variable")
         if how is None:
             raise UnknownOperation(f"{line.op}: {line.text}")
-        if line.op in _ON_FLOAT32 and line.kinds[0].element != "f32":
+        if line.op in ON_FLOAT32 and line.kinds[0].element != "f32":
             raise UnknownOperation(line.text)
         terms, units = self.together(line, inputs)
         out = np.empty(terms[0].shape, dtype=object)
@@ -360,106 +358,3 @@ _SHAPES: dict[str, Callable[[_Reader, Line, list[Tile], Kind], Tile]] = {
     "tt.load": _Reader.load,
     "tt.reduce": _Reader.reduce,
 }
-
-
-def _shift_right_signed(line: Line, args: Sequence[Term], kind: Kind) -> Term:
-    a, by = args[0], args[1].constant
-    if by is None or by >= kind.bits:
-        raise UnknownOperation(f"not a shift by a constant below {kind.bits}: {line.text}")
-    return widen_signed(extract(a, kind.bits - 1, by), kind.bits)
-
-
-def _zeros_below(a: Term) -> int:
-    """Return a number of zeros that the lowest bits of a term have, for all values of its variables."""
-    match a.op:
-        case "const":
-            return (a.value & -a.value).bit_length() - 1 if a.value else a.width
-        case "concat" if a.args[-1].constant == 0:
-            return a.args[-1].width
-        case "add" | "sub":
-            return min(map(_zeros_below, a.args))
-    return 0
-
-
-def _divide(line: Line, args: Sequence[Term], kind: Kind) -> Term:
-    """Return a signed quotient by a power of two, toward zero."""
-    a, by = args[0], args[1].constant
-    if not (by and by & (by - 1) == 0 and by < 1 << (kind.bits - 1)):
-        raise UnknownOperation(f"not a quotient by a power of two: {line.text}")
-    places = by.bit_length() - 1
-    if _zeros_below(a) >= places:  # no remainder
-        return widen_signed(extract(a, kind.bits - 1, places), kind.bits)
-    above = widen_signed(extract(a, kind.bits - 1, kind.bits - 1), kind.bits) & (by - 1)
-    return widen_signed(extract(a + above, kind.bits - 1, places), kind.bits)
-
-
-def _signed_whole(line: Line, args: Sequence[Term], kind: Kind) -> Term:
-    return extract(Term("ftoi", 32, (args[0],)), kind.bits - 1, 0)
-
-
-def _log2(line: Line, args: Sequence[Term], kind: Kind) -> Term:
-    """Return log2 of a power of two, of 0 or of infinity, the only numbers for which it has a meaning here."""
-    a = args[0]
-    if extract(a, 22, 0).constant != 0:
-        raise UnknownOperation(f"log2 is not of a power of two: {line.text}")
-    return floats.log2_of_power(a)
-
-
-def _floor(line: Line, args: Sequence[Term], kind: Kind) -> Term:
-    if not floats.is_whole(args[0]):
-        raise UnknownOperation(f"floor is not of a whole number: {line.text}")
-    return args[0]
-
-
-def _to_float8(line: Line, args: Sequence[Term], kind: Kind) -> Term:
-    if "rounding = rtne" not in line.text or line.kinds[0].element != "f32":
-        raise UnknownOperation(line.text)
-    return floats.to_float8(args[0], kind.element)
-
-
-def _widened(line: Line, args: Sequence[Term], kind: Kind) -> Term:
-    match line.kinds[0].element, kind.element:
-        case "bf16", "f32":
-            return floats.widened(args[0])
-        case "f16", "f32":
-            return Term("half", 32, (args[0],))
-    raise UnknownOperation(line.text)
-
-
-def _narrowed(line: Line, args: Sequence[Term], kind: Kind) -> Term:
-    if [k.element for k in line.kinds] != ["f32", "bf16"]:
-        raise UnknownOperation(line.text)
-    return floats.narrowed(args[0])
-
-
-def _compared(line: Line, args: Sequence[Term], kind: Kind) -> Term:
-    (predicate,) = re.findall(r"arith\.cmpf (\w+)", line.text)
-    return floats.compared(predicate, *args)
-
-
-def _clamped(line: Line, args: Sequence[Term], kind: Kind) -> Term:
-    if "propagateNan = none" not in line.text:
-        raise UnknownOperation(line.text)
-    return floats.clamped(*args)
-
-
-_MORE_POINTWISE: dict[str, Callable[[Line, Sequence[Term], Kind], Term]] = {
-    "arith.shrsi": _shift_right_signed,
-    "arith.divsi": _divide,
-    "arith.extf": _widened,
-    "arith.truncf": _narrowed,
-    "arith.cmpf": _compared,
-    "arith.divf": lambda line, args, kind: apply("fdiv", *args),
-    "arith.sitofp": lambda line, args, kind: Term("itof", kind.bits, (args[0],)),
-    "arith.fptoui": lambda line, args, kind: Term("ftou", kind.bits, (args[0],)),
-    "math.log2": _log2,
-    "math.floor": _floor,
-    "math.exp2": lambda line, args, kind: floats.exp2_of_whole(args[0]),
-    "tt.clampf": _clamped,
-    "tt.fp_to_fp": _to_float8,
-}
-_ON_FLOAT32 = {
-    "arith.addf", "arith.subf", "arith.mulf", "arith.divf", "math.fma", "arith.maximumf", "arith.fptosi",
-    "arith.fptoui", "tt.clampf", "math.log2", "math.floor", "math.exp2",
-}  # fmt: skip
-_WITH_MORE = {*WITH_MORE, "tt.reduce", "arith.cmpf", "tt.clampf", "tt.fp_to_fp"}
