@@ -1,9 +1,10 @@
-"""Draw the figure on the README's front again, from the result files: `PYTHONPATH=tests python -m ablations`."""
+"""Draw the figures of docs/_static again, from the result files: `PYTHONPATH=tests python -m ablations`."""
 
 from __future__ import annotations
 
 from functools import partial
 
+from ablations import formats
 from ablations.front import SIZES, figure
 from ablations.ladders import results_of
 from bench.plot import charts
@@ -13,9 +14,11 @@ FOLDER = RECORDS.parent / "_static"
 
 
 def drawn() -> dict[str, str]:
-    """Return the files of the figure by their names."""
+    """Return the files of the figures by their names."""
     found = {name: results_of(name) for name in SIZES}
-    return charts("ablations", partial(figure, found))
+    return charts("ablations", partial(figure, found)) | charts(
+        "formats", partial(formats.figure, results_of(formats.LADDER))
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The arms of the paper's table at each size: the table beside ours, and the figure on the README's front.
+"""The arms of the paper's table at each size: the table beside ours, and the figure of the page of results.
 
 `python -m ablations` draws the figure again, from the result files, into docs/_static.
 """

@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from ablations import branches, conclusions, curves, front, probes
+from ablations import branches, conclusions, curves, formats, front, probes
 from ablations.ladders import LADDERS, Results, intervals, reference_of, results_of
 from ablations.strip import strip
 from bench.plot import WIDE, charts
@@ -38,6 +38,10 @@ def parts() -> dict[str, str]:
     titled = {front.SIZES[name]: results for name, results in sizes.items()}
     found |= charts("ablation_steps", partial(curves.steps, titled))
     found |= charts("ablation_branches", partial(branches.figure, branches.branches_of("readings")))
+    found |= {
+        f"formats_{name}.inc": _cells(of(results_of(formats.LADDER)), "ablation-formats") + "\n"
+        for name, of in (("arms", formats.arms_table), ("answers", formats.answers_table))
+    }
     if probed := probes.record():
         found |= {f"ablation_probe_{name}": svg for name, svg in probes.figures(probed).items()}
     return found

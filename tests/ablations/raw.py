@@ -55,6 +55,20 @@ def pairs(arm: str, against: str, *ladders: str, measure: object = loss) -> list
     ]
 
 
+def in_bf16(arm: str, against: str, ladder: str) -> float:
+    """Return the mean difference of the last checkpoints of two arms, both evaluated in BF16."""
+
+    def last(name: str) -> dict[int, float]:
+        return {
+            record["pair"]: record["last"]["losses"]["bf16"]["validation"]
+            for record in records(ladder)
+            if record["arm"] == name
+        }
+
+    one, other = last(arm), last(against)
+    return fmean(one[seed] - other[seed] for seed in one.keys() & other.keys())
+
+
 def two_sided(values: list[float]) -> float:
     """Return the p-value of Student's t test that the mean is nothing, by Simpson's rule over the density."""
     freedom = len(values) - 1

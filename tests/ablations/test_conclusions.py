@@ -1,4 +1,4 @@
-"""The short page of results, the page of recipes and the README's sentence: each number is that of the raw records."""
+"""The short page of results and the page of recipes: each number is that of the raw records."""
 
 from __future__ import annotations
 
@@ -203,18 +203,6 @@ def test_what_to_run_and_why_it_may_differ() -> None:
     assert [config.model.tie_embeddings for config in (small, large, full)] == [True, True, False]
     assert small.run.step_tokens == large.run.step_tokens == raw.STEP
     assert "h16-or-rht16" in {contrast.name for contrast in load_ladder("paper_8b").contrast}
-
-
-def test_the_readme_says_the_finding_in_the_unit_of_its_figure() -> None:
-    plain, h16, sr = (
-        [f"{mean(arm, 'fp8', name):.3f}" for name in raw.SIZES] for arm in ("all", "all-h16", "all-sr")
-    )
-    text = " ".join(README.split())
-    assert (
-        f"a model with all three GEMMs in MXFP4 ends {plain[0]} nats above FP8's loss at 20M parameters and "
-        f"{plain[1]} at 50M; H16 leaves {h16[0]} and {h16[1]} of that, and stochastic rounding of every operand "
-        f"raises it to {sr[0]} and {sr[1]}."
-    ) in text
 
 
 def test_the_page_of_recipes_has_our_intervals() -> None:

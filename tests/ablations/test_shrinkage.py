@@ -11,7 +11,6 @@ from ablations import raw
 from ablations.conclusions import signed
 from ablations.ladders import arm_of, pooled, results_of
 from ablations.test_conclusions import PAGE
-from ablations.test_mx64 import in_bf16
 from mxref_training.lab.contrasts import Difference
 
 SIDES = {"grid": ("e1m2", "e2m1"), "grid-h16": ("e1m2-h16", "e2m1-h16"), "gain": ("e2m1-gain", "e2m1")}
@@ -66,7 +65,7 @@ def test_the_common_spread_is_that_of_plain_arithmetic(name: str) -> None:
 
 
 def test_in_bf16() -> None:
-    found = [signed(in_bf16(*sides, "shrinkage")) for sides in SIDES.values()]
+    found = [signed(raw.in_bf16(*sides, "shrinkage")) for sides in SIDES.values()]
     assert "(BF16: {}, {}, {}).".format(*found) in PAGE
 
 

@@ -44,7 +44,7 @@ EXCEPTED = {
     r"paper_8b|docs/records|back/one|runs/(all|today|one)|pytest -p mxref": "needs results or a backend of the reader",
     r"runs/readings": "needs the results of whole ladders",
     r"path/to/mine|--backend mine |https://host": "names a file of the reader's",
-    r"lab/bin|mxref-lab-1": "is for the wheel of a published experiment",
+    r"lab2?/bin|mxref-lab-\d": "is for the wheel of a published experiment",
     r"train llama31_8b (?!.*--dry-run)": "trains 8 billion parameters",
     r"mkdir|tar czf|mxref warm-up": "is the shell's, or compiles every kernel for minutes",
     r"conform --backend (numba|tests/explorer)": "a minute; the tests of the backends ask for the same",

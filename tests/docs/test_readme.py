@@ -114,7 +114,7 @@ def test_an_index_gets_no_relative_link(long_description):
     assert len(made) == len(relative)
     assert [link for link in targets(text) if "://" not in link] == []
     assert [link.partition("v1.2/")[2] for link in made] == relative
-    assert f"]({repository}raw/v1.2/docs/_static/ablations.svg)" in text
+    assert f"]({repository}raw/v1.2/docs/_static/formats.svg)" in text
 
 
 def test_without_a_public_repository_an_index_gets_the_words_of_the_links(long_description):
