@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 pytest.importorskip("torch")
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 
 from mxref.cli import main
 from places import TESTS
@@ -39,7 +38,6 @@ from prove.ttir import UnknownOperation
 from usual import usual
 
 ROWS, COLUMNS = "torchao.rows.floor.256x128", "torchao.columns.rceil.256x128"
-PACKAGED = [name for name, s in subjects().items() if PROJECTS[s.project].package]
 SOURCES = os.environ.get("FOREIGN")
 """A folder with checkouts of projects that are no packages, as `make prove FOREIGN=` has it."""
 
@@ -53,10 +51,15 @@ def compiled(tmp_path_factory):
 
         def get(name):
             folder = Path(SOURCES) if SOURCES else None
+            certificate = read_foreign()[name]
             try:
-                where(PROJECTS[subjects()[name].project], folder)
+                installed, _ = where(PROJECTS[subjects()[name].project], folder)
             except NotFound as err:
                 pytest.skip(str(err))
+            if installed != certificate.version:
+                pytest.skip(f"proved of version {certificate.version}, this is {installed}")
+            if certificate.triton != triton.__version__:
+                pytest.skip(f"proved with Triton {certificate.triton}, this is {triton.__version__}")
             if name not in found:
                 wanted = [ROWS, COLUMNS] if name in (ROWS, COLUMNS) else [name]
                 found.update({c.name: c for c in compile_subjects(wanted, folder)})
@@ -79,19 +82,7 @@ def proof(compiled, name=ROWS, domain=1, change=None):
 
 @pytest.mark.parametrize("name", usual(subjects(), ROWS, COLUMNS))
 def test_a_certificate_is_of_the_kernel_as_it_is_now(compiled, name):
-    import triton
-
     certificate = read_foreign()[name]
-    package = PROJECTS[subjects()[name].project].package
-    if package is not None:
-        try:
-            installed = version(package)
-        except PackageNotFoundError:
-            pytest.skip(f"{package} is not installed")
-        if installed != certificate.version:
-            pytest.skip(f"proved of {package} {certificate.version}, this is {installed}")
-    if certificate.triton != triton.__version__:
-        pytest.skip(f"proved with Triton {certificate.triton}, this is {triton.__version__}")
     now = compiled(name)
     if now.source != certificate.source:
         pytest.skip("the checkout has another version of the kernel's file")
