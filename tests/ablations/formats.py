@@ -138,7 +138,7 @@ def answers_table(results: Results) -> Iterator[tuple[str, ...]]:
     questions = {contrast.name: contrast.question for contrast in load_ladder(LADDER).contrast}
     for row in results["contrasts"]:
         loss = row["loss"]
-        p = "< 0.001" if loss["corrected_p"] < 0.001 else f"{loss['corrected_p']:.3f}"
+        p = "<\N{NO-BREAK SPACE}0.001" if loss["corrected_p"] < 0.001 else f"{loss['corrected_p']:.3f}"
         yield questions[row["name"]], within(loss["nats"], loss["low"], loss["high"]), p, row["outcome"]
 
 
