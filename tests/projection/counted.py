@@ -79,6 +79,7 @@ def compile_here(jobs: int) -> None:
             case_name(tensor, treatment, native),
             partial(both, treatment, dtype, shape),
             shape[0] * shape[1],
+            # The projection knows what a conversion of two values to E2M1 takes, and not what one of 32 to 6 bits does.
             frozenset({(E2M1, Rounding.RNE)} if native else ()),
         )
         for tensor, (dtype, shape) in TENSORS.items()
