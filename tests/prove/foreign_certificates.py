@@ -49,7 +49,7 @@ ASSUMPTIONS = {
     "powers": "log2 and exp2 of the device are exact where the result, or the number, is a power of two",
     "whole": "a float32 becomes an unsigned byte by v_cvt_i32_f32 and its low bits, negative numbers too",
     "shifts": "a shift by 32 or more gives 0 on NVIDIA, and on AMD is one by the lowest five bits",
-    "launch": "the host launches the programs of the whole matrix, with the arguments and tiles of the record",
+    "launch": "the host launches the programs of the whole matrix, of less than 2^31 blocks, as the record has them",
     "tools": "the translator and the solver are right",
 }
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from places import TESTS
 from prove.foreign import Domain, Layout, Place, TileProof
+from prove.kernels import FLOAT_FLAGS
 from prove.terms import Term, concat, const, extract, var, widen
 from prove.tiles import read_tile
 from prove.ttir import LANE
@@ -274,19 +275,25 @@ def where(project: Project, folder: Path | None) -> tuple[str, Path | None]:
     return "", found[0]
 
 
-def _faults(llvm: str, machine: str, target: str) -> list[str]:
-    """Return what the compiler was allowed to change of the float operations."""
-    from prove.kernels import FLOAT_FLAGS
-
+def faults_below(llvm: str, machine: str, target: str) -> list[str]:
+    """Return what the compiler was allowed to change of the float operations, or changed; the kernels fuse none."""
     out = [f"LLVM IR has the flag {flag}" for flag in sorted(set(FLOAT_FLAGS.findall(llvm)))]
     if target.startswith("gfx"):
         if '"denormal-fp-math-f32"="ieee"' not in llvm:
             out.append("LLVM IR does not ask for subnormals")
+        fused = re.findall(
+            r"\bv_(?:pk_)?(?:fma|mad|fmac|mac|fmaak|fmamk)(?:_mix|_mixlo|_mixhi)?_f\d+", machine
+        )
+        # A quotient is made with five fused operations.
+        if len(fused) != 5 * machine.count("v_div_fixup_f32"):
+            out.append(f"{len(fused)} fused operations, not those of quotients")
         return out
-    out += [f"PTX has {name}" for name in sorted(set(re.findall(r"\S+\.(?:ftz|approx)\S*", machine)))]
+    out += [
+        f"PTX has {name}" for name in sorted(set(re.findall(r"\S+\.(?:ftz|approx)\S*|\bfma\.\S+", machine)))
+    ]
     # A sum of a product may become one operation, where both are written without a rounding.
-    products = set(re.findall(r"\bmul\.f32 *\t*(%\w+),", machine))
-    sums = re.findall(r"\b(?:add|sub)\.f32 *\t*%\w+, (%\w+), ([%\w]+);", machine)
+    products = set(re.findall(r"\bmul\.f32(?:x2)?\s+(%\w+),", machine))
+    sums = re.findall(r"\b(?:add|sub)\.f32(?:x2)?\s+%\w+, (%\w+), ([%\w]+);", machine)
     if any(set(pair) & products for pair in sums):
         out.append("PTX may be contracted")
     return out
@@ -359,7 +366,7 @@ def _main(folder: str, names: Sequence[str]) -> None:
         )
         machine = made.asm["amdgcn" if subject.target.startswith("gfx") else "ptx"]
         compiled = Compiled(
-            name, found, digest, made.asm["ttir"], _faults(made.asm["llir"], machine, subject.target),
+            name, found, digest, made.asm["ttir"], faults_below(made.asm["llir"], machine, subject.target),
             "div.full.f32" in machine, set(re.findall(r"v_cvt_[iu]\d+_f32", machine)) == {"v_cvt_i32_f32"},
         )  # fmt: skip
         print(json.dumps(asdict(compiled)), flush=True)

@@ -31,7 +31,15 @@ from prove.foreign_certificates import (
     smallest,
     what_is_stale,
 )
-from prove.foreign_kernels import PROJECTS, NotFound, compile_subjects, proof_of, subjects, where
+from prove.foreign_kernels import (
+    PROJECTS,
+    NotFound,
+    compile_subjects,
+    faults_below,
+    proof_of,
+    subjects,
+    where,
+)
 from prove.terms import concat, const, evaluate, extract, var, variables, widen, widen_signed
 from prove.tiles import read_tile
 from prove.ttir import UnknownOperation
@@ -219,6 +227,21 @@ def test_what_has_no_meaning_here_is_named(compiled):
         assert other != text
         with pytest.raises(UnknownOperation, match=re.escape(told)):
             read_tile(other, 256)
+
+
+def test_what_compilers_may_change_is_seen():
+    ptx = "mul.f32 %r1, %r2, %r3;\nadd.f32 %r4, %r1, %r5;"
+    assert faults_below("", ptx, "sm_90") == ["PTX may be contracted"]
+    assert faults_below("", ptx.replace("%r1, %r5", "%r6, %r5"), "sm_90") == []
+    assert faults_below("", "fma.rn.f32 %r1;", "sm_90") == ["PTX has fma.rn.f32"]
+    subnormal = '"denormal-fp-math-f32"="ieee"'
+    assert faults_below(subnormal, "v_fma_f32 v0\nv_div_fixup_f32 v0", "gfx950") == [
+        "1 fused operations, not those of quotients"
+    ]
+    assert faults_below(subnormal, "v_fmac_f32_e32 v0\n" * 5 + "v_div_fixup_f32 v0", "gfx950") == []
+    assert faults_below("%1 = fadd contract float %2, %3", "", "gfx950") == [
+        "LLVM IR has the flag contract", "LLVM IR does not ask for subnormals",
+    ]  # fmt: skip
 
 
 def test_a_place_is_shown_by_algebra():
