@@ -312,7 +312,7 @@ def loaded(project: Project, file: Path | None) -> Any:
     return module
 
 
-def _describe(target: Any) -> None:
+def describe(target: Any) -> None:
     """Make torch and Triton describe a machine of NVIDIA with a GPU."""
     import torch
     import torch.utils._triton
@@ -338,7 +338,7 @@ def _main(folder: str, names: Sequence[str]) -> None:
         "sm_100": GPUTarget("cuda", 100, 32),
         "gfx950": GPUTarget("hip", "gfx950", 64),
     }
-    _describe(targets["sm_100"])
+    describe(targets["sm_100"])
     for name in names:
         subject = subjects()[name]
         project = PROJECTS[subject.project]

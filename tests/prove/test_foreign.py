@@ -208,6 +208,31 @@ def test_columns_are_right_for_whole_tiles_only(compiled):
     assert sorted(found) == list(range(8, 16))  # the blocks of column 0 are 0 to 11
 
 
+BEYOND = """
+import sys, torch
+from prove.foreign_kernels import PROJECTS, describe, loaded
+from triton.backends.compiler import GPUTarget
+describe(GPUTarget("cuda", 100, 32))
+kernel = loaded(PROJECTS["torchao"], None).to_mxfp8_dim1_kernel.fn
+codes = torch.zeros(128, 128, dtype=torch.uint8).view(torch.float8_e4m3fn)
+for columns in (128, 256):
+    scales = torch.full((4096,), 0xAA, dtype=torch.uint8)
+    kernel[(1, 1)](torch.ones(128, 128, dtype=torch.bfloat16), codes, scales, 128, 128, 128, columns, 32, "floor")
+    print("bytes", int((scales[512:] != 0xAA).sum()))
+"""
+
+
+@pytest.mark.study
+def test_columns_are_written_behind_the_array():
+    """torchao's own source in Triton's interpreter: a tile of 256 columns for a matrix of 128, which the host takes."""
+    pytest.importorskip("torchao")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(TESTS)}
+    done = subprocess.run(
+        [sys.executable, "-c", BEYOND], env=environment, check=True, capture_output=True, text=True
+    )
+    assert re.findall(r"^bytes (\d+)", done.stdout, re.M) == ["0", "512"]
+
+
 def test_what_has_no_meaning_here_is_named(compiled):
     text = compiled(ROWS).ttir
     for old, new, told in (
