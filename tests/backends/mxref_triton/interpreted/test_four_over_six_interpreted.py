@@ -1,6 +1,7 @@
 """Four over six under the interpreter, against the reference: which of two scales a block gets, by every error."""
 
 from dataclasses import replace
+from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
@@ -19,7 +20,7 @@ from interpreted.test_quantize_interpreted import (
 from interpreted.test_quotients_interpreted import MADE, as_rows, check, widened
 from mxref import FourOverSix, OperandSpec
 from mxref.conformance.requests.crafted import crafted_tensors
-from mxref.formats import NVFP4
+from mxref.formats import E2M1, NVFP4
 from mxref.placement import Placement
 from mxref.reference import ReferenceBackend
 from mxref.steps.quotient import tensor_scale
@@ -51,6 +52,13 @@ def drawn(rows=96, columns=64):
     x = np.random.default_rng(2).standard_normal((rows, columns)).astype(np.float32)
     x[3, 5], x[40, 9], x[20:22], x[64:80, 16:32] = np.nan, -np.inf, 0, -0.0
     return x
+
+
+def amax_of_scale(t):
+    """The amax of a tensor whose scale is t."""
+    near = np.float32(t * UNIT)
+    both = np.nextafter(near, np.float32(0)), np.nextafter(near, np.float32(np.inf))
+    return next(a for a in (near, *both) if float(tensor_scale(a, NVFP4, top=256.0).scale) == t)
 
 
 @pytest.mark.clause("scale.tensor", "scale.tensor.amax", "scale.block.tile", "scale.nonfinite", "scale.zero")
@@ -92,12 +100,7 @@ def test_the_largest_errors_under_every_scale(by, block, mantissa):
     for field in (1, 127, 200, 0):
         bits = field << 23 | (mantissa if field else 3)
         t = float(np.array([bits], np.uint32).view(np.float32)[0])
-        amax = np.float32(t * UNIT)
-        if float(tensor_scale(amax, NVFP4, top=256.0).scale) != t:
-            amax = next(
-                a for a in (np.nextafter(amax, np.float32(0)), np.nextafter(amax, np.float32(np.inf)))
-                if float(tensor_scale(a, NVFP4, top=256.0).scale) == t
-            )  # fmt: skip
+        amax = amax_of_scale(t)
         for over in (6, 6.3, 4.9, 8.9):
             rows = np.repeat(values * t, 16)[:, None] * np.where(np.arange(16) == 0, over, 5.0)
             check(rows.astype(np.float32), OperandSpec(NVFP4, four_over_six=by, block=block), amax=amax)
@@ -116,6 +119,63 @@ def test_sums_that_float64_rounds_apart_are_equal(by, block):
     check(x, OperandSpec(NVFP4, four_over_six=by, block=block), amax=UNIT)
     x[0, 1] -= 2.0**-19
     check(x, OperandSpec(NVFP4, four_over_six=by, block=block), amax=UNIT)
+
+
+def rounded(x, divisor):
+    """Magnitudes rounded to E2M1 under a divisor, float64."""
+    grid = np.array(E2M1.magnitudes)
+    return grid[np.abs(x[:, None] / divisor - grid).argmin(axis=1)] * divisor
+
+
+def nearly_equal(rng, t):
+    """Three blocks whose sums of squares are as near as the last bit of one element allows, on either side.
+
+    Where the two values of an element differ, the difference of the sums is linear in its magnitude.
+    """
+    scales = np.array(NVFP4.scale.values[: NVFP4.scale.max_code + 1])
+    while True:
+        x = (np.abs(rng.standard_normal(16)) * t * rng.choice([0.01, 1, 64])).astype(np.float32)
+        x = x.astype(np.float64)
+        six, four = (rounded(x, scales[np.abs(scales - x.max() / m / t).argmin()] * t) for m in (6, 4))
+        errors = [
+            sum((Fraction(y) - Fraction(v)) ** 2 for y, v in zip(x, each, strict=True))
+            for each in (six, four)
+        ]
+        for i in np.flatnonzero((six != four) & (x < x.max())):
+            moved = Fraction(x[i]) + (errors[1] - errors[0]) / (2 * (Fraction(four[i]) - Fraction(six[i])))
+            if abs(float(moved) - x[i]) < 0.1 * abs(six[i] - four[i]):
+                blocks = np.tile(x.astype(np.float32), (3, 1))
+                blocks[:, i] = float(moved)
+                blocks[0, i] = np.nextafter(blocks[1, i], np.float32(0))
+                blocks[2, i] = np.nextafter(blocks[1, i], np.float32(np.inf))
+                return blocks
+
+
+@pytest.mark.parametrize("t", [1.0, float(np.float32(0.1)), float(np.float32(2.0**-119 / 3)), 3 * 2.0**-149])
+def test_sums_of_squares_that_the_last_bit_of_an_element_decides(t):
+    rng = np.random.default_rng(3)
+    x = np.concatenate([nearly_equal(rng, t) for _ in range(64)]).reshape(-1, 48)
+    q = check(x, OperandSpec(NVFP4, four_over_six="squared"), amax=amax_of_scale(t))
+    turns = q.scales != q.scales[:, :1]
+    assert t < 1e-40 or np.count_nonzero(turns.any(axis=1)) > 32
+
+
+def test_halves_of_the_last_bit_of_a_subnormal_scale_count():
+    """Sums of errors are equal, and two magnitudes have a bit below the last one of X t / 2, where X is 2^-9."""
+    whole = (1 << 23) + 1
+    first, second = 5 << 20, (1 << 23) - 8
+    largest = 13 * whole + first + second + 1
+    largest, second = largest + -largest % 8, second + -largest % 8
+    x = np.zeros((16, 16), np.float32)
+    x[0, :3] = largest, first + 0.5, second + 0.5
+    assert x[0, :3].tolist() == [largest, first + 0.5, second + 0.5]
+    x *= np.float32(2.0**-33)
+    amax = amax_of_scale(whole * 2.0**-23)
+    for change, code in ((0, 1), (1, 1), (-1, 2)):
+        y = x.copy()
+        y[0, 1] += np.float32(change * 2.0**-34)
+        q = check(y, OperandSpec(NVFP4, four_over_six="absolute"), amax=amax)
+        assert q.scales[0, 0] == code
 
 
 @pytest.mark.clause("rounding.sr", "rounding.rna", "rounding.rtz")

@@ -53,7 +53,7 @@ def widened(backend, made):
 
 
 def check(x, spec, *, amax=None, axis=-1, pad=False, backends=(BACKEND, REFERENCE), **where):
-    """Hold a quantization to the reference's bits, those of the scale of the tensor included."""
+    """Hold a quantization to the reference's bits, those of the scale of the tensor included, and return those."""
     got, want = (
         backend.quantize(
             backend.from_numpy(x), spec, axis=axis, pad=pad,
@@ -65,6 +65,7 @@ def check(x, spec, *, amax=None, axis=-1, pad=False, backends=(BACKEND, REFERENC
         for backend in backends
     )  # fmt: skip
     assert_same(got, want)
+    return want
 
 
 def as_rows(blocks, rows=32):
