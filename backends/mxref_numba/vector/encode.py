@@ -68,8 +68,9 @@ from mxref_numba.vector.target import VectorNative, lanes_of, step_length, targe
 LONGEST_STEP = 128
 """Elements of the longest step."""
 
-_AT_ONCE = 16
-"""Steps whose scales are found before their codes."""
+_MOST_AT_ONCE = 16
+_AT_ONCE = {EVEN: _MOST_AT_ONCE, CONSTANT: _MOST_AT_ONCE, RANDOM_16: 2, RANDOM_32: 2}
+"""Steps whose scales are found before their codes. Under SR, codes leave the CPU enough to do between two scales."""
 _LONGEST_HALF = 3 * LONGEST_STEP
 """Most bytes that pass from half to half: factors, all ones in the lanes of finite blocks, and starts of codes."""
 
@@ -77,17 +78,15 @@ _LONGEST_HALF = 3 * LONGEST_STEP
 _POLICY = (types.int32, types.int32, types.float32, types.int32, types.float32)
 
 
-def _prefetch(builder: ir.IRBuilder, kind: ElementType, source: Any, ahead: Any, half: int) -> None:
-    """Prefetch half of the elements of a step further ahead; the CPU holds few requests at once."""
+def _prefetch(builder: ir.IRBuilder, kind: ElementType, half: int, source: Any, ahead: Any) -> None:
+    """Prefetch half of the elements of a step further ahead: the CPU holds few requests at once."""
     asked, size = builder.add(source, ahead), kind.size * target_of(builder).step // 2
     for cache_line in range(half * size, (half + 1) * size, 64):
         prefetch(builder, builder.add(asked, ir.Constant(I64, cache_line)))
 
 
-def _amax(builder: ir.IRBuilder, kind: ElementType, k: int, source: Any, floor: Any, ahead: Any) -> Lanes:
-    """Return the largest magnitude bits of a step's blocks, in k / 8 lanes each, and prefetch elements."""
-    # Under SR, reads are too slow for the CPU's own prefetcher.
-    _prefetch(builder, kind, source, ahead, 0)
+def _amax(builder: ir.IRBuilder, kind: ElementType, k: int, source: Any, floor: Any) -> Lanes:
+    """Return the largest magnitude bits of a step's blocks, in k / 8 lanes each."""
     amax = largest([x & MAGNITUDE for x in kind.bits(builder, source)], k)
     return amax.call("umax", load(builder, I32, amax.count, floor))
 
@@ -116,7 +115,8 @@ def _power_scales(k: int, *, to_the_end: bool) -> Callable[[ElementType, int], A
         def scales(
             builder, source, floor, codes, half, ahead, round_up, zero_scale, prescale, max_exponent, _
         ):
-            amax = _amax(builder, kind, k, source, floor, ahead)
+            _prefetch(builder, kind, 0, source, ahead)
+            amax = _amax(builder, kind, k, source, floor)
             stored, inverse, finite = scale_codes(
                 amax, round_up, zero_scale, max_exponent, to_the_end=to_the_end
             )
@@ -135,7 +135,8 @@ def _mantissa_scales(made: BlockFormat) -> Callable[[ElementType, int], Any]:
     def of(kind: ElementType, rounding: int) -> Any:
         @vector_code(*(types.int64,) * 5, *_POLICY)
         def scales(builder, source, floor, codes, half, ahead, _, zero_scale, __, ___, tensor):
-            amax = _amax(builder, kind, made.k, source, floor, ahead)
+            _prefetch(builder, kind, 0, source, ahead)
+            amax = _amax(builder, kind, made.k, source, floor)
             of_blocks = amax.pick(range(0, amax.count, made.k // 8))
             code, divisor = quotient_scales(of_blocks, made, tensor)
             code = of_blocks.compare("==", 0).choose(splat(builder, zero_scale, code.count), code)
@@ -204,7 +205,7 @@ def _codes(kind: ElementType, rounding: int) -> Any:
 
     @vector_code(*_CODES)
     def codes(builder, source, half, packed, _, ahead, group, key, integer):
-        _prefetch(builder, kind, source, ahead, 1)
+        _prefetch(builder, kind, 1, source, ahead)
         bits, scaled = _load_scaled(builder, kind, source, half, TOP_VALUE)
         magnitudes = rounded(builder, scaled, group, key, integer)
         nibbles = [(code & 7) | ((b >> 28) & ~7) for b, code in zip(bits, magnitudes, strict=True)]
@@ -234,7 +235,7 @@ def _grid_codes(k: int, bits: int) -> Callable[[ElementType, int], Any]:
     def of(kind: ElementType, rounding: int) -> Any:
         @vector_code(*_CODES)
         def codes(builder, source, half, packed, element, ahead, group, key, integer):
-            _prefetch(builder, kind, source, ahead, 1)
+            _prefetch(builder, kind, 1, source, ahead)
             grid, finite = GridLanes(builder, element), _load_finite(builder, half)
             elements, scaled = _load_scaled(builder, kind, source, half, grid.top)
             rounded = _roundings(grid.round_even, grid.round_by)[rounding]
@@ -264,7 +265,7 @@ def _quotient_codes(k: int) -> Callable[[ElementType, int], Any]:
     def of(kind: ElementType, rounding: int) -> Any:
         @vector_code(*_CODES)
         def codes(builder, source, half, packed, _, ahead, group, key, integer):
-            _prefetch(builder, kind, source, ahead, 1)
+            _prefetch(builder, kind, 1, source, ahead)
             bits, lanes = kind.bits(builder, source), lanes_of(builder)
             if rounding == EVEN:
                 starts = Starts(builder, _starts(builder, half))
@@ -293,7 +294,7 @@ def _on_stack(typingctx):
     """Return the address on the stack of what passes from half to half, on a cache line."""
 
     def generate(context, builder, *_):
-        room = cgutils.alloca_once(builder, ir.ArrayType(I8, _AT_ONCE * _LONGEST_HALF))
+        room = cgutils.alloca_once(builder, ir.ArrayType(I8, _MOST_AT_ONCE * _LONGEST_HALF))
         room.align = 64
         return builder.ptrtoint(room, I64)
 
@@ -303,7 +304,7 @@ def _on_stack(typingctx):
 step_halves: Any = intrinsic(_on_stack)
 
 
-def _encoder(item: int, per_group: int, scales: Any, codes: Any, bits: int, k: int) -> Any:
+def _encoder(item: int, per_group: int, at_once: int, scales: Any, codes: Any, bits: int, k: int) -> Any:
     """Return a kernel that encodes the steps of a row, at least one, to codes of `bits` bits."""
 
     @kernel(inline="always")
@@ -313,8 +314,8 @@ def _encoder(item: int, per_group: int, scales: Any, codes: Any, bits: int, k: i
         step = step_length()
         size, width, blocks, groups = item * step, step * bits // 8, step // k, step // per_group
         half = 3 * step  # bytes of six vectors
-        for first in range(0, steps, _AT_ONCE):
-            end = min(first + _AT_ONCE, steps)
+        for first in range(0, steps, at_once):
+            end = min(first + at_once, steps)
             for i in range(first, end):
                 scales(
                     source + size * i, floor + floor_step * i, stored + blocks * i, room + half * (i - first),
@@ -348,7 +349,7 @@ def _rows_encoder(kind: Kind) -> Any:
 
     def of(source: ElementType, rounding: int, per_group: int = 1) -> Any:
         scales, codes = kind.scales(source, rounding), kind.codes(source, rounding)
-        return _encoder(source.size, per_group, scales, codes, bits, k)
+        return _encoder(source.size, per_group, _AT_ONCE[rounding], scales, codes, bits, k)
 
     even_bfloat16, even, by_constant = of(kind.bfloat16, EVEN), of(FLOAT32, EVEN), of(FLOAT32, CONSTANT)
     random_16, random_32 = of(FLOAT32, RANDOM_16, 8), of(FLOAT32, RANDOM_32, 4)
