@@ -51,7 +51,7 @@ def _numbers(_context: Any, _parameter: Any, text: str) -> list[int]:
 @click.option("--threads", default="1,2", callback=_numbers, help="Numbers of threads.")
 @click.option("--seconds", default=0.8, show_default=True, help="Time for each row.")
 @click.option("--peers/--no-peers", default=True, help="Time other packages too.")
-@click.option("--formats", is_flag=True, help="NVFP4 and MXFP6 alone, 4096 x 4096, no GEMMs.")
+@click.option("--formats", is_flag=True, help="NVFP4, MXFP6 and rows of MXFP4, 4096 x 4096, no GEMMs.")
 @click.option("--backend", "name", default="numba", show_default=True)
 @click.option("--json", "out", type=click.Path(path_type=Path), default=ROOT / "runs/bench_cpu.json")
 @click.option(

@@ -26,6 +26,9 @@ SR = OperandSpec(rounding="sr")  # type: ignore[arg-type]
 E4M3_PLAIN = OperandSpec(format=MXFP8_E4M3)
 STREAM = Stream(seed=1, step=2)
 REFERENCE = mxref.get_backend("reference")
+USUAL = ("quantize float32", "quantize SR", "quantize H16")
+"""Rows of MXFP4 that are timed with the formats in `SMALLER` too."""
+READ_TWICE = "read twice, nothing else"
 
 Matrix = NDArray[Any]
 
@@ -157,7 +160,9 @@ def inputs(size: int) -> dict[str, Matrix]:
 def measure(
     backend: Backend, size: int, seconds: float, threads: int, formats: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for every operation, or those of the formats in `SMALLER`, each timed for about so many seconds.
+    """Yield a row for every operation, each timed for about so many seconds.
+
+    If `formats`, those of the formats in `SMALLER` and in `USUAL`, and what reading alone takes.
 
     Raises:
         BitsDiffer: a result that is not the reference's.
@@ -169,7 +174,8 @@ def measure(
         for made in {operation.reads for operation in OPERATIONS}
     }
     for operation in OPERATIONS:
-        if formats and not any(title in operation.label for title in SMALLER):
+        shown = operation.label in USUAL or any(title in operation.label for title in SMALLER)
+        if formats and not shown:
             continue
         x, quantized = matrices[operation.dtype], stored[operation.reads]
         result = operation.run(backend, x, quantized)
@@ -182,8 +188,17 @@ def measure(
             lambda s=source, t=target: np.copyto(t, s),
         )
         yield _row(operation.label, backend.name, size, threads, source.nbytes, ours, copy, operation.copies)
-    if not formats:
+    if formats:
+        yield _reading(matrices["float32"], backend.name, seconds, threads)
+    else:
         yield from _casts(matrices["float32"], seconds, threads)
+
+
+def _reading(x: Matrix, name: str, seconds: float, threads: int) -> dict[str, Any]:
+    """Return the row of reading a matrix twice, as a quantizer does that looks for the largest magnitude itself."""
+    target, bits = np.empty_like(x), x.view(np.int32)
+    reading, copy = in_turns(seconds, lambda: (bits.max(), bits.max()), lambda: np.copyto(target, x))
+    return _row(READ_TWICE, name, len(x), threads, x.nbytes, reading, copy)
 
 
 def _casts(x: Matrix, seconds: float, threads: int) -> Iterator[dict[str, Any]]:
