@@ -24,6 +24,7 @@ from mxref.formats import E2M1, NVFP4
 from mxref.placement import Placement
 from mxref.reference import ReferenceBackend
 from mxref.steps.quotient import tensor_scale
+from mxref.steps.random import random_integers
 from mxref_triton import TritonBackend
 
 # The interpreter computes in NumPy, which warns of what a GPU does silently.
@@ -188,6 +189,24 @@ def test_the_choice_is_by_errors_of_rounding_to_nearest(by, rounding):
             for x in (near(), drawn()):
                 check(x, spec, amax=UNIT)
                 check(x, spec, axis=0)
+
+
+@pytest.mark.clause("rounding.sr", "rounding.quotient")
+@pytest.mark.parametrize("by", FourOverSix)
+def test_quotients_for_sr_are_cut_off(by):
+    """Elements lie just above the last place from which the random integer does not lift them to the next code."""
+    t, bits = float(np.float32(0.1)), 22
+    amax = amax_of_scale(t) if by is not FourOverSix.OFF else np.float32(t * 6 * 448)
+    t = float(tensor_scale(amax, NVFP4, top=None if by is FourOverSix.OFF else 256.0).scale)
+    r = random_integers(np.arange(64), 0, 64, 64, STREAM, bits).reshape(64, 4, 16)
+    over = 6 if by is FourOverSix.OFF else 4
+    below = np.random.default_rng(5).choice([0.5, 1, 1.5, 2, 3], r.shape)
+    gap = np.where(below < 2, 0.5, 1)
+    quotients = below + gap * ((1 << bits) - 1 - r + 0.4) / (1 << bits)
+    quotients[..., 0] = over
+    x = (np.minimum(quotients, over) * 8 * t).astype(np.float32).reshape(64, 64)
+    q = check(x, OperandSpec(NVFP4, four_over_six=by, rounding="sr", sr_bits=bits), amax=amax)
+    assert np.mean(np.array(NVFP4.scale.values)[q.scales] == 8) > 0.2
 
 
 @pytest.mark.clause("quantize.order", "hadamard.order", "quantize.padding", "quantize.parts")
