@@ -22,9 +22,9 @@ from prove.certificates import (
 )
 from prove.foreign_certificates import prove_foreign
 from prove.foreign_kernels import subjects
-from prove.kernels import TARGETS, cases, compile_cases
+from prove.kernels import TARGETS, cases, compile_cases, undecided
+from prove.questions import NotProved
 from prove.smtlib import write_clauses
-from prove.theorems import NotProved
 from prove.ttir import UnknownOperation
 
 
@@ -47,7 +47,7 @@ def main(
     foreign: bool,
     sources: Path | None,
 ) -> None:
-    """Prove for all inputs that the row quantizer's kernels are their clauses."""
+    """Prove for all inputs that the quantizers' kernels are their clauses."""
     if clauses:
         write_clauses()
         return
@@ -64,9 +64,15 @@ def main(
             click.echo(f"{c.target} {c.case}: {c.seconds} s, {c.solver}, assumes {', '.join(c.assumptions)}")
         return
     known = {} if again else _answered()
-    names = [name for name in cases() if fnmatchcase(name, only)]
     failed = 0
     for machine in TARGETS if target == "all" else [target]:
+        names = []
+        for name, case in cases().items():
+            if fnmatchcase(name, only):
+                if reason := undecided(case, machine):
+                    click.echo(f"- {machine} {name}: not decided, {reason}")
+                else:
+                    names.append(name)
         for compiled in compile_cases(machine, names):
             key = compiled.case, machine
             try:

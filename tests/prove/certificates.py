@@ -16,12 +16,19 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from places import ROOT
+from prove.columns import Columns, read_columns, together_of
 from prove.counterexamples import Refuted, of_a_place, of_model, search
-from prove.kernels import RULES, Compiled, cases
+from prove.decoding import DecodingProof
+from prove.dual import DualColumns, DualRows, read_dual
+from prove.kernels import RULES, SIDE, TARGETS, Case, Compiled, Decoding, cases
+from prove.layouts import Rows
+from prove.questions import NotProved, Step
 from prove.terms import var
-from prove.theorems import NotProved, Proof, Step
+from prove.theorems import Proof
+from prove.transforms import TransformProof
 from prove.ttir import UnknownOperation, digest_of, read
 from rst_table import csv_table
 
@@ -71,11 +78,32 @@ def write_certificates(found: dict[tuple[str, str], Certificate], path: Path = R
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
 
 
-def proof_of(compiled: Compiled) -> Proof:
-    """Return the proof of a compiled kernel; NotProved if the code below Triton's IR may differ from it."""
+def proofs_of(compiled: Compiled) -> list[Proof | DecodingProof]:
+    """Return the proofs of a compiled kernel, of each line that its threads take.
+
+    Raises:
+        NotProved: the code below Triton's IR may differ from it.
+        UnknownOperation: the kernel has an operation that has no meaning here.
+    """
     if compiled.faults:
         raise NotProved(f"below Triton's IR: {'; '.join(compiled.faults)}")
-    return Proof(cases()[compiled.case], read(compiled.ttir))
+    case = cases()[compiled.case]
+    if isinstance(case, Decoding):
+        return [DecodingProof(case, read(compiled.ttir))]
+    made = TransformProof if case.hadamard else Proof
+    if case.axis == 1:
+        return [made(case, Rows(case, read(compiled.ttir)))]
+    if case.axis is None:
+        by_row, by_column = read_dual(compiled.ttir, case, SIDE)
+        columns = [DualColumns(case, by_column, which, SIDE) for which in range(together_of(case))]
+        return [made(case, layout) for layout in (*columns, DualRows(case, by_row, columns[0]))]
+    turned = read_columns(compiled.ttir, case, SIDE)
+    return [made(case, Columns(case, turned, which, SIDE)) for which in range(together_of(case))]
+
+
+def proof_of(compiled: Compiled) -> Any:
+    """Return the only proof, or that of the first of two lines."""
+    return proofs_of(compiled)[0]
 
 
 def what_is_stale(certificate: Certificate, compiled: Compiled) -> str | None:
@@ -86,7 +114,7 @@ def what_is_stale(certificate: Certificate, compiled: Compiled) -> str | None:
         return "questions are put to the solver in another way"
     asked = {digest for questions in certificate.steps.values() for digest, _ in questions}
     try:
-        wanted = {step.digest for step in proof_of(compiled).steps()}
+        wanted = {step.digest for proof in proofs_of(compiled) for step in proof.steps()}
     except (NotProved, UnknownOperation) as err:
         return f"the kernel has no proof any more: {err}"
     return None if asked == wanted else "the clauses or the steps of the proof have changed"
@@ -112,35 +140,45 @@ def decide(compiled: Compiled, known: dict[str, float], limit: float = 0.0) -> I
         Refuted: a step does not hold.
         NotProved: there is no such proof, or no answer within the limit.
     """
-    from prove.solver import ask
+    done = set()
+    for proof in proofs_of(compiled):
+        for step in _steps(proof, limit):
+            if step.digest not in done:
+                done.add(step.digest)
+                yield step, _decided(proof, step, known, limit)
 
-    proof = proof_of(compiled)
+
+def _steps(proof: Proof | DecodingProof, limit: float) -> list[Step]:
     try:
-        steps = proof.steps()
+        return proof.steps()
     except NotProved as err:
-        example = search(proof, limit)
+        example = search(proof, limit) if isinstance(proof, Proof) else None
         if example is None:
             raise
         raise Refuted(str(err), example) from err
-    for step in steps:
-        digest = step.digest
-        if digest not in known:
-            answer = ask(step.goal, step.assumptions, limit)
-            if answer.holds is None:
-                raise NotProved(f"step {step.name} has no answer after {answer.seconds:.0f} s")
-            if not answer.holds:
-                if step.name == "places":
-                    raise NotProved(
-                        f"places does not hold, whatever the block: {_misplaced(proof, step, limit)}"
-                    )
-                raise Refuted(
-                    f"{step.name} does not hold", of_model(proof, answer.model) or search(proof, limit)
-                )
-            known[digest] = answer.seconds
-        yield step, known[digest]
 
 
-def _misplaced(proof: Proof, step: Step, limit: float) -> str:
+def _decided(proof: Proof | DecodingProof, step: Step, known: dict[str, float], limit: float) -> float:
+    """Return the seconds until a step was proved."""
+    from prove.solver import ask
+
+    digest = step.digest
+    if digest not in known:
+        answer = ask(step.goal, step.assumptions, limit)
+        if answer.holds is None:
+            raise NotProved(f"step {step.name} has no answer after {answer.seconds:.0f} s")
+        if not answer.holds:
+            if step.name == "places":
+                raise NotProved(f"places does not hold, whatever the block: {_misplaced(proof, step, limit)}")
+            what = f"{step.name} does not hold"
+            if isinstance(proof, DecodingProof):
+                raise Refuted(what, proof.example(answer.model))
+            raise Refuted(what, of_model(proof, answer.model) or search(proof, limit))
+        known[digest] = answer.seconds
+    return known[digest]
+
+
+def _misplaced(proof: Proof | DecodingProof, step: Step, limit: float) -> str:
     """Return a unit that is misplaced: of the first program, if there is one."""
     from prove.solver import ask
 
@@ -168,12 +206,18 @@ def certificate_of(compiled: Compiled, steps: Sequence[tuple[Step, float]]) -> C
 
 
 def parts(path: Path = RECORD) -> dict[str, str]:
-    """Return the table of docs/explanation/proofs.rst: the seconds of every theorem."""
+    """Return the tables of docs/explanation/proofs.rst: the seconds of every theorem."""
     rows: dict[tuple[str, str, str], dict[str, str]] = {}
+    others: dict[str, dict[str, str]] = {}
     for (name, target), certificate in read_certificates(path).items():
-        case = cases()[name]
-        if not (case.zero_scale or case.masked or case.prescale or case.rounding != "rne"):
-            row = rows.setdefault((target, case.format, case.dtype), {})
-            row[case.rule] = f"{certificate.seconds:.1f}"
+        case, seconds = cases()[name], f"{certificate.seconds:.1f}"
+        if isinstance(case, Case) and case.is_plain:
+            rows.setdefault((target, case.format, case.dtype), {})[case.rule] = seconds
+        else:
+            others.setdefault(name, {})[target] = seconds
     lines = [[*key, *(row.get(rule, "") for rule in RULES)] for key, row in rows.items()]
-    return {"proofs.inc": csv_table(["target", "format", "input", *map(str.upper, RULES)], lines)}
+    more = [[f"`{name}`", *(row.get(target, "") for target in TARGETS)] for name, row in others.items()]
+    return {
+        "proofs.inc": csv_table(["target", "format", "input", *map(str.upper, RULES)], lines),
+        "proofs_others.inc": csv_table(["theorem", *TARGETS], more),
+    }

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from mxref.formats import E8M0, ElementFormat
+from mxref.formats import E8M0, BlockFormat, ElementFormat, ScaleFormat
 from mxref.formats.elements import Negatives, Specials
-from prove.terms import Term, choose, concat, const, extract, widen
+from prove.terms import Term, apply, choose, concat, const, extract, widen
 
 INFINITY = 0x7F800000
 MAGNITUDE = 0x7FFFFFFF
@@ -280,3 +280,48 @@ def _float32_of(count: int, byte: Term, element: ElementFormat) -> Term:
     small = e.signed_below(1)
     large = const(254, 16).signed_below(e)
     return choose(small, subnormal, choose(large, const(INFINITY, 31), normal))
+
+
+def to_bfloat16(x: Term) -> Term:
+    """Return a float32 rounded to bfloat16, to nearest even; NaN is the canonical one. Clause dequantize.value."""
+    up = (x & 0xFFFF) + 0x7FFF + widen(extract(x, 16, 16), 32)
+    return extract(x, 31, 16) + widen(extract(up, 16, 16), 16)
+
+
+def scale_value(byte: Term, scale: ScaleFormat) -> tuple[Term, Term]:
+    """Return the significand and the exponent, 16 bits, of a scale with a mantissa. Clause formats.scale."""
+    m = scale.mantissa_bits
+    field = extract(byte, 7, m)
+    none = field.equal(0)
+    significand = concat(~none, extract(byte, m - 1, 0))
+    return significand, widen(choose(none, const(1, field.width), field), 16) - (scale.bias + m)
+
+
+def value_of(code: Term, byte: Term, made: BlockFormat, tensor: Term | None) -> Term:
+    """Return the float32 of a code in a format, under the scale of the tensor if there is one.
+
+    Clauses dequantize.value, .overflow, .nan. The product with the tensor's scale is one rounded product: P X, of few
+    bits, is a float32.
+    """
+    if made.scale.powers:
+        return decoded(code, byte, made.element)
+    element = made.element
+    significand, exponent_of = scale_value(byte, made.scale)
+    points = grid(element)
+    size = significand.width + points[-1].bit_length()
+    magnitude = code & (element.sign - 1)
+    count = const(0, size)
+    for at, units in enumerate(points):
+        if units:
+            count = choose(magnitude.equal(at), widen(significand, size) * units, count)
+    value = const(0, 31)
+    for top in range(size):
+        m = extract(widen(count, 24) << (23 - top), 22, 0)
+        e = extract(exponent_of + element.unit_exponent + 127 + top, 7, 0)
+        value = choose(const(1 << top, size).upto(count), concat(e, m), value)
+    product = concat(const(0, 1), value)
+    if tensor is not None:
+        product = apply("fmul", product, tensor)
+    sign = extract(code, element.bits - 1, element.bits - 1)
+    out = product | concat(sign, const(0, 31))
+    return choose(byte.upto(made.scale.max_code), out, const(0x7FC00000, 32))

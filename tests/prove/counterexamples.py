@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -23,15 +24,19 @@ from mxref.roles import OPERANDS
 from mxref.steps.random import Stream, philox4x32
 from prove import clauses
 from prove.clauses import INFINITY, MAGNITUDE
+from prove.decoding import CodeExample, DecodingProof
 from prove.kernels import Case
+from prove.layouts import Access
+from prove.questions import NotProved
 from prove.terms import Term, const, evaluate, in_order, var, variables
-from prove.theorems import Access, NotProved, Proof
-from prove.ttir import LANE
+from prove.theorems import Proof
+from prove.transforms import TransformProof
 
 _OPERANDS = [f"{role.value}.{o.tensor}" for role, operands in OPERANDS.items() for o in operands]
 NO_STREAM = Stream(0)
-_STREAM = {f"argument{i}" for i in range(10, 14)}
 _TRUTHS = ("eq", "ult", "ule", "slt", "sle", "and", "or", "xor")
+_FEW = 2048
+"""Programs among which a unit is looked for."""
 _SHORT = 1 << 20
 """Units of an array that a command writes to a file."""
 
@@ -75,10 +80,10 @@ class Counterexample:
 class Refuted(NotProved):
     """A step does not hold."""
 
-    def __init__(self, what: str, example: Counterexample | None) -> None:
+    def __init__(self, what: str, example: Counterexample | CodeExample | None) -> None:
         self.example = example
         self.command = example.command if example else None
-        shown = f"{example.command}{example.place}" if example else "no block was found that shows it"
+        shown = f"{example.command or ''}{example.place}" if example else "no block was found that shows it"
         super().__init__(f"{what}; {shown}")
 
 
@@ -102,13 +107,12 @@ def stored_by_kernel(
     The blocks lie in the units 0, 1, .. or in the given ones.
     """
     words, byte = proof.stored
-    program, lane = np.divmod(np.arange(len(blocks)) if units is None else units, proof.kernel.units)
-    values = {f"argument{i}": 0 for i in range(len(proof.kernel.widths))}
+    values: dict[str, Any] = {f"argument{i}": 0 for i in range(len(proof.layout.kernel.widths))}
     values |= {x.value: blocks[:, j] for j, x in enumerate(proof.inputs)}
-    values |= {"program_x": program, LANE: lane}
+    values |= proof.layout.values(np.arange(len(blocks)) if units is None else units)
     low, high = (1 << 32) - 1, 32
     key = (stream.seed & low, stream.seed >> high, stream.word & low, stream.word >> high)
-    values |= {f"argument{10 + i}": word for i, word in enumerate(key)}
+    values |= {f"argument{proof.layout.key + i}": word for i, word in enumerate(key)}
     *codes, scales = evaluate([*words, byte], values)
     shape = (len(blocks),)
     return np.stack([np.broadcast_to(c, shape) for c in codes], 1), np.broadcast_to(scales, shape)
@@ -156,11 +160,12 @@ def of_model(proof: Proof, model: dict[str, int]) -> Counterexample | None:
     k, largest = proof.k, [model.get("amax_input", 0)]
     nan = model.get("amax", 0) & MAGNITUDE
     if nan > INFINITY:  # with its payload, which a maximum of integers keeps, or any
+        dtype = "float32" if isinstance(proof, TransformProof) else proof.case.dtype
         largest = {
             "bfloat16": [nan >> 16, 0x7FC0],
             "float16": [0x7C00 | (nan >> 13 & 0x3FF), 0x7E00],
             "float32": [nan, 0x7FC00000],
-        }[proof.case.dtype]
+        }[dtype]
     given = {int(name[1:]): value for name, value in model.items() if re.fullmatch(r"x\d+", name)}
     blocks = []
     for amax, shift in product(largest, range(k)):
@@ -170,6 +175,8 @@ def of_model(proof: Proof, model: dict[str, int]) -> Counterexample | None:
             block[(j + shift) % k] = value
         blocks.append(block)
     unit, stream = _place_of(proof, model)
+    if isinstance(proof, TransformProof):
+        blocks = list(proof.blocks_for(np.array(blocks)))
     found = first_difference(proof, np.array(blocks), np.full(len(blocks), unit), stream)
     if found is None and any(name.startswith("word") for name in model):
         found = _with_seed(proof, blocks[: proof.k], model)
@@ -222,8 +229,11 @@ def search(proof: Proof, limit: float) -> Counterexample | None:
         streams = [NO_STREAM]
         if proof.case.random_bits:
             streams += [Stream(int(random.integers(1 << 62)), i, 2 * i + 1, i) for i in range(1, 5)]
-        for stream in streams:
-            if found := first_difference(proof, blocks, None, stream):
+        tried = [blocks]
+        if isinstance(proof, TransformProof):
+            tried += [cancelling_blocks(proof, 4096), blocks_at_turns(proof)]
+        for stream, some in product(streams, tried):
+            if found := first_difference(proof, some, None, stream):
                 return found
         if found := _behind_a_branch(proof, blocks[-96:]):
             return found
@@ -241,9 +251,11 @@ def _behind_a_branch(proof: Proof, blocks: np.ndarray) -> Counterexample | None:
     from prove.solver import ask
 
     words, byte = proof.stored
-    low = var("argument12", 32)
-    usual = [var("program_x", 31).below(_SHORT // proof.kernel.units), (low & 0xFF).upto(5)]
-    for condition in _conditions([*words, byte]):
+    key = proof.layout.key
+    low = var(f"argument{key + 2}", 32)
+    usual = [var("program_x", 31).below(_FEW), (low & 0xFF).upto(5)]
+    apart = {f"argument{key + i}" for i in range(4)} | set(proof.layout.values(np.arange(1)))
+    for condition in _conditions([*words, byte], apart):
         for wanted in (condition, ~condition):
             answer = ask(~wanted, usual, 20.0)
             if answer.holds is not False:
@@ -260,14 +272,15 @@ def _behind_a_branch(proof: Proof, blocks: np.ndarray) -> Counterexample | None:
 
 def _place_of(proof: Proof, model: dict[str, int]) -> tuple[int, Stream]:
     """Return the unit and the stream of a solver's model."""
-    unit = model.get("program_x", 0) * proof.kernel.units + model.get(LANE, 0)
-    seed, word = (model.get(f"argument{i}", 0) | model.get(f"argument{i + 1}", 0) << 32 for i in (10, 12))
-    return unit, Stream(seed, word >> 32, word >> 8 & 0xFFFFFF, min(word & 0xFF, 5))
+    key = proof.layout.key
+    seed, word = (
+        model.get(f"argument{i}", 0) | model.get(f"argument{i + 1}", 0) << 32 for i in (key, key + 2)
+    )
+    return proof.layout.unit_of(model), Stream(seed, word >> 32, word >> 8 & 0xFFFFFF, min(word & 0xFF, 5))
 
 
-def _conditions(roots: list[Term]) -> Iterator[Term]:
+def _conditions(roots: list[Term], apart: set[str]) -> Iterator[Term]:
     """Yield the truths that depend on the unit or the stream, but not on random words."""
-    apart = _STREAM | {LANE, "program_x"}
     random = {t for t in in_order(roots) if t.op == "mul" and t.args[1].constant in clauses.PHILOX}
     after: set[Term] = set()
     for term in in_order(roots):
@@ -299,20 +312,48 @@ def some_blocks(proof: Proof, count: int, seed: int = 0) -> np.ndarray:
     return blocks
 
 
-def of_a_place(proof: Proof, model: dict[str, int]) -> str:
+def cancelling_blocks(proof: Proof, count: int) -> np.ndarray:
+    """Return blocks whose sums lose what is small beside what cancels, so that the order of sums shows."""
+    random = np.random.default_rng(2)
+    numbers = np.array([0, 1, 3, 2.0**20, 2.0**26]) * 2.0 ** random.integers(-60, 60, (count, 1))
+    signs = random.choice([-1.0, 1.0], (count, proof.k))
+    chosen = np.take_along_axis(numbers, random.integers(0, 5, (count, proof.k)), 1)
+    x = (signs * chosen).astype(np.float32).view(np.uint32).astype(np.uint64)
+    return x >> np.uint64(32 - proof.inputs[0].width)
+
+
+def blocks_at_turns(proof: TransformProof) -> np.ndarray:
+    """Return blocks of bfloat16 whose amax after the transform is at a turn of a scale rule, or beside it.
+
+    The bits of the sum are those of three elements.
+    """
+    turns = np.array([0, 0x400000, 0x600000, 0x700000, 0x780000, 0x7E0000, 0x7F0000]) + (127 << 23)
+    around = (turns[:, None] + np.arange(-2, 3)).ravel().astype(np.uint32).view(np.float32)
+    sums = (around * np.sqrt(proof.n)).astype(np.float32).view(np.uint32)
+    sums = (sums[:, None] + np.arange(-3, 4)).ravel().astype(np.uint32)
+    rest, pieces = sums.view(np.float32), []
+    for _ in range(3):
+        piece = (rest.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+        pieces.append(piece.view(np.uint32).astype(np.uint64) >> np.uint64(16))
+        rest = rest - piece
+    blocks = np.zeros((len(sums), proof.k), dtype=np.uint64)
+    blocks[:, :3] = np.stack(pieces, 1) if proof.n > 2 else 0
+    return blocks
+
+
+def of_a_place(proof: Proof | DecodingProof, model: dict[str, int]) -> str:
     """Return where a kernel reads or writes in a unit of a solver's model, and where it has to."""
-    values = {f"argument{i}": 0 for i in range(len(proof.kernel.widths))} | {"program_x": 0, LANE: 0} | model
-    for argument in range(3):  # the arrays begin at 0
-        values[f"argument{argument}"] = 0
-    program, lane = values["program_x"], values[LANE]
-    unit = program * proof.kernel.units + lane
-    head = f"unit {unit}, lane {lane} of program {program}"
-    for access in proof.accesses:
+    layout, head = proof.layout, proof.layout.told(model)
+    values = {v.value: 0 for access in layout.accesses for v in variables(*_told(access))} | model
+    for argument, width in enumerate(layout.kernel.widths):
+        if width == 64:  # the arrays begin at 0
+            values[f"argument{argument}"] = 0
+    for access in layout.accesses:
         found, right, mask, exists = (int(x) for x in evaluate(_told(access), values))
         if found != right:
             return f"{head}: {access.name} is at byte {_signed(found)}, its place is byte {_signed(right)}"
         if mask != exists:
-            return f"{head} of {values['argument4']}: {access.name} is {'' if mask else 'not '}moved"
+            return f"{head}, which does {'' if exists else 'not '}exist: {access.name} is {'' if mask else 'not '}moved"
     return head
 
 

@@ -24,6 +24,7 @@ from mxref.formats import BLOCK_FORMATS
 from prove import clauses
 from prove.algebra import is_place
 from prove.clauses import INFINITY, MAGNITUDE
+from prove.questions import NotProved, Step
 from prove.terms import (
     Term,
     concat,
@@ -37,7 +38,6 @@ from prove.terms import (
     widen,
     widen_signed,
 )
-from prove.theorems import NotProved, Step
 from prove.tiles import TileKernel
 from prove.ttir import Load, Store
 

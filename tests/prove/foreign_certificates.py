@@ -33,8 +33,8 @@ from prove.foreign_kernels import (
     subjects,
     where,
 )
+from prove.questions import NotProved, Step
 from prove.terms import Term, const, widen
-from prove.theorems import NotProved, Step
 from prove.ttir import UnknownOperation, digest_of
 from rst_table import csv_table
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from math import prod
 
 from mxref.formats import BLOCK_FORMATS, BlockFormat
 from mxref.recipe import OperandSpec
@@ -23,6 +23,8 @@ from places import TESTS
 
 TARGETS = {"gfx950": "ahead of time", "sm_90": ""}
 """Name of a target, and what torch.version.hip is there."""
+SIDE = 16384
+"""Rows and columns of the matrices for which kernels are compiled."""
 RULES = ("floor", "ceil", "rceil", "even")
 FORMATS = ("mxfp4", "mxfp4_e1m2", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2")
 
@@ -41,6 +43,10 @@ class Case:
     sr_bits: int = 16
     """R, under SR."""
     prescale: bool = False
+    hadamard: int = 0
+    """Size of the transform."""
+    axis: int | None = 1
+    """The block axis of a matrix: 0 for columns, None for both at once."""
 
     @property
     def name(self) -> str:
@@ -49,7 +55,14 @@ class Case:
         zero += "" if self.rounding == "rne" else f".{self.rounding}"
         zero += f"{self.sr_bits}" if self.sr_bits != 16 else ""
         zero += ".prescale" if self.prescale else ""
+        zero += f".h{self.hadamard}" if self.hadamard else ""
+        zero += {0: ".columns", 1: "", None: ".dual"}[self.axis]
         return f"{self.format}.{self.rule}.{self.dtype}{zero}{'.masked' if self.masked else ''}"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is of full programs of rows under RNE, and nothing else is done."""
+        return self == Case(self.format, self.rule, self.dtype)
 
     @property
     def block(self) -> BlockFormat:
@@ -66,7 +79,7 @@ class Case:
         """The treatment as a recipe has it."""
         return OperandSpec(
             self.block, ScaleRule(self.rule), Rounding(self.rounding), self.sr_bits,
-            zero_scale=self.zero_scale, prescale=self.prescale,
+            zero_scale=self.zero_scale, prescale=self.prescale, hadamard=self.hadamard,
         )  # fmt: skip
 
     @property
@@ -75,13 +88,61 @@ class Case:
         told = {"format": self.format, "scale-rule": self.rule}
         told |= {"zero-scale": str(self.zero_scale)} if self.zero_scale else {}
         told |= {} if self.rounding == "rne" else {"rounding": self.rounding}
+        told |= {"hadamard": str(self.hadamard)} if self.hadamard else {}
         told |= {"sr-bits": str(self.sr_bits)} if self.sr_bits != 16 else {}
         out = [word for name, value in told.items() for word in (f"--{name}", value)]
         return out + ["--prescale"] * self.prescale
 
 
-def cases() -> dict[str, Case]:
+@dataclass(frozen=True)
+class Decoding:
+    """A format and a type of values, for which the kernel that dequantizes is compiled."""
+
+    format: str
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        """The case's name, of its fields."""
+        return f"dequantize.{self.format}.{self.dtype}"
+
+    @property
+    def block(self) -> BlockFormat:
+        """The block format."""
+        return BLOCK_FORMATS[self.format]
+
+    @property
+    def value_bits(self) -> int:
+        """Bits of a value."""
+        return 32 if self.dtype == "float32" else 16
+
+
+def cases() -> dict[str, Case | Decoding]:
     """Return every case by name."""
+    decoding = [Decoding(made, dtype) for made in (*FORMATS, "nvfp4") for dtype in ("float32", "bfloat16")]
+    return {case.name: case for case in (*_quantizers(), *decoding)}
+
+
+def undecided(case: Case | Decoding, target: str) -> str | None:
+    """Return why a kernel has no theorem for a target, or None."""
+    if isinstance(case, Decoding) or case.axis == 1 or target != "sm_90":
+        return None
+    if case.axis is None and case.block.element.bits == 6:
+        return "both orientations are two kernels there"
+    packed = (
+        case.format == "mxfp4" and case.dtype == "bfloat16" and case.rounding == "rne" and not case.hadamard
+    )
+    return "two lines meet in packed arithmetic" if packed else None
+
+
+def theorems() -> list[tuple[str, str]]:
+    """Return every case that has a theorem, by name, with its target."""
+    return [
+        (name, target) for target in TARGETS for name, case in cases().items() if not undecided(case, target)
+    ]
+
+
+def _quantizers() -> list[Case]:
     out = [Case(made, rule, "bfloat16") for made in FORMATS for rule in RULES]
     out += [Case("mxfp4", rule, dtype) for rule in RULES for dtype in ("float16", "float32")]
     out += [Case("mxfp4", "even", "bfloat16", 127), Case("mxfp4", "even", "bfloat16", masked=True)]
@@ -98,13 +159,23 @@ def cases() -> dict[str, Case]:
     out += [Case("mxint8", "floor", "bfloat16", rounding=how) for how in ("rna", "rtz", "sr")]
     out += [Case(made, "floor", "bfloat16", prescale=True) for made in FORMATS]
     out += [Case("mxfp4", "floor", "bfloat16", rounding="sr", prescale=True)]
-    return {case.name: case for case in out}
+    out += [Case("mxfp4", "even", "bfloat16", hadamard=n) for n in (2, 4, 8, 16, 32)]
+    out += [Case(made, "even", "bfloat16", hadamard=16) for made in FORMATS[1:]]
+    out += [Case("mxfp4", "floor", "bfloat16", rounding="sr", hadamard=16)]
+    out += [Case(made, "even", "bfloat16", axis=0) for made in (*FORMATS, "mxint8")]
+    out += [Case("mxfp4", rule, "bfloat16", axis=0) for rule in RULES[:3]]
+    out += [Case("mxfp4", "even", "float32", axis=0), Case("mxfp4", "even", "bfloat16", hadamard=16, axis=0)]
+    out += [Case(made, "even", "bfloat16", axis=None) for made in FORMATS]
+    return [*out, Case("mxfp4", "floor", "bfloat16", rounding="sr", axis=0)]
 
 
 QUICK = (
     "mxfp4.even.bfloat16", "mxfp4.floor.bfloat16", "mxfp4.rceil.float32", "mxfp6_e2m3.even.bfloat16",
     "mxfp4.floor.bfloat16.rna", "mxfp4.floor.bfloat16.sr", "mxfp8_e4m3.floor.bfloat16.sr",
     "mxint8.floor.bfloat16", "mxfp4.floor.bfloat16.prescale", "mxfp4.floor.bfloat16.sr20",
+    "mxfp4.even.bfloat16.columns", "mxfp4.even.float32.columns", "mxfp6_e2m3.even.bfloat16.columns",
+    "mxfp4.even.bfloat16.dual", "mxfp4.even.bfloat16.h16", "mxfp4.even.bfloat16.h32", "dequantize.mxfp4.float32",
+    "dequantize.mxfp8_e4m3.float32", "dequantize.mxfp6_e3m2.bfloat16", "dequantize.nvfp4.float32",
 )  # fmt: skip
 """Cases of `make test`; the rest are of `make test-studies`."""
 
@@ -173,6 +244,12 @@ def faults_below(llvm: str, machine: str, target: str, products: int) -> list[st
     return out
 
 
+def fused_operations(ttir: str) -> int:
+    """Return how many numbers the fused operations of Triton's IR give."""
+    shapes = re.findall(r"= math\.fma .* : tensor<([\dx]+)xf32>", ttir)
+    return sum(prod(map(int, shape.split("x"))) for shape in shapes)
+
+
 def _main(target: str, names: Sequence[str]) -> None:
     import torch
 
@@ -181,32 +258,32 @@ def _main(target: str, names: Sequence[str]) -> None:
 
     machine = absent.MACHINES[target]
     absent.become(machine)
-    from aot.table import SIDE, CompiledCase
+    from aot.table import CompiledCase, operand
     from mxref.placement import Placement
     from mxref.steps.random import Stream
     from mxref_triton.backend import TritonBackend
-    from prove.ttir import UnknownOperation, read
 
     for name in names:
         case = cases()[name]
-        side = SIDE + 32 * case.masked
-        x = partial(torch.empty, (side + case.masked, side), dtype=getattr(torch, case.dtype), device="cuda")
+
+        def run(backend: TritonBackend, case: Case | Decoding = case) -> object:
+            if isinstance(case, Decoding):
+                return backend.dequantize(operand(SIDE, SIDE, made=case.block), case.dtype)
+            side = SIDE + 32 * case.masked
+            x = torch.empty((side + case.masked, side), dtype=getattr(torch, case.dtype), device="cuda")
+            if case.axis is None:
+                return backend.quantize_dual(
+                    x, (case.spec, case.spec), placements=(Placement(Stream(1)),) * 2
+                )
+            return backend.quantize(x, case.spec, axis=case.axis, placement=Placement(Stream(1)))
+
         with absent.launches() as seen:
-            run = partial(
-                TritonBackend.quantize, x=x(), spec=case.spec, axis=1, placement=Placement(Stream(1))
-            )
-            CompiledCase(name, run, side * side).launch()
+            CompiledCase(name, run, SIDE * SIDE).launch()
         (launch,) = seen
         asm, metadata = launch.compiled.asm, launch.compiled.metadata
-        try:
-            kernel = read(asm["ttir"])
-        except UnknownOperation:  # who proves the case reads the IR again, and names the operation
-            faults = []
-        else:
-            each = kernel.units // (metadata.num_warps * machine.warp)
-            products = kernel.float_operations.get("math.fma", 0) * each
-            text = asm["amdgcn" if target == "gfx950" else "ptx"]
-            faults = faults_below(asm["llir"], text, target, products)
+        products = fused_operations(asm["ttir"]) // (metadata.num_warps * machine.warp)
+        text = asm["amdgcn" if target == "gfx950" else "ptx"]
+        faults = faults_below(asm["llir"], text, target, products)
         print(json.dumps(asdict(Compiled(name, target, launch.kernel, asm["ttir"], faults))), flush=True)
 
 

@@ -76,6 +76,25 @@ def one_integer(text: str) -> str:
     return flipped("\n".join(lines), "arith.addi", {integer: 0xABCD << 6}, place, 22)
 
 
+def reordered(text: str) -> str:
+    """Add (a + b) + (c + d) as (a + c) + (b + d), of the first four elements of a transform."""
+    lines = without_locations(text).splitlines()
+    at = [i for i, line in enumerate(lines) if "= arith.addf " in line]
+    made = {line.split()[0]: re.findall(r"%\d+", line)[1:] for line in (lines[i] for i in at)}
+    for i in at:
+        left, right = re.findall(r"%\d+", lines[i])[1:]
+        if left in made and right in made:
+            (a, b), (c, d) = made[left], made[right]
+            kind = lines[i].rsplit(" : ", 1)[1]
+            lines[i : i + 1] = [
+                f"%8000 = arith.addf {a}, {c} : {kind}",
+                f"%8001 = arith.addf {b}, {d} : {kind}",
+                f"{lines[i].split()[0]} = arith.addf %8000, %8001 : {kind}",
+            ]
+            return "\n".join(lines)
+    raise AssertionError("no sum of sums")
+
+
 def _operand(line: str, op: str) -> str:
     found = re.search(rf"{re.escape(op)} (%\d+)", line)
     assert found

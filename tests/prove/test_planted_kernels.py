@@ -18,12 +18,13 @@ from mxref.steps.random import Stream
 from prove.certificates import decide
 from prove.counterexamples import Counterexample
 from prove.kernels import Compiled, cases
-from prove.planted import flipped, one_integer, one_nan, rare
-from prove.theorems import NotProved
+from prove.planted import flipped, one_integer, one_nan, rare, reordered
+from prove.questions import NotProved
 from prove.ttir import without_locations
 
 EVEN, FLOOR, SR = "mxfp4.even.bfloat16", "mxfp4.floor.bfloat16", "mxfp4.floor.bfloat16.sr"
 OTHER_SR, INTEGERS = "mxfp8_e4m3.floor.bfloat16.sr", "mxint8.floor.bfloat16"
+H16, H32 = "mxfp4.even.bfloat16.h16", "mxfp4.even.bfloat16.h32"
 PRESCALE = "mxfp4.floor.bfloat16.prescale"
 
 
@@ -60,6 +61,12 @@ FAULTS = {
     "one random integer of 2^16": ("gfx950", SR, one_integer),
     "a code of integers": ("gfx950", INTEGERS, where({"lane": 100}, "arith.maxui")),
     "integers above 127": ("gfx950", INTEGERS, ("dense<127>", "dense<128>")),
+    "a difference the other way": (
+        "gfx950", H16, (r"re:arith\.subf (%\w+), (%\w+)", r"arith.subf \2, \1"),
+    ),
+    "a sum of others": ("gfx950", H32, reordered),
+    "the transform's norm": ("gfx950", H16, ("2.500000e-01", "5.000000e-01")),
+    "another norm": ("gfx950", H32, ("0.176776692", "0.176776707")),
     "the prescale": ("gfx950", PRESCALE, ("7.500000e-01", "0x3F3FFFFF")),
 }  # fmt: skip
 

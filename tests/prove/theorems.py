@@ -19,7 +19,6 @@ its variable.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -28,15 +27,15 @@ from mxref.formats.elements import Negatives
 from prove import clauses
 from prove.clauses import INFINITY, MAGNITUDE
 from prove.kernels import Case
+from prove.layouts import Layout
+from prove.questions import NotProved, Step
 from prove.terms import (
     Term,
     apply,
     choose,
     concat,
     const,
-    digest_of,
     evaluate,
-    every,
     extract,
     in_order,
     substitute,
@@ -45,40 +44,6 @@ from prove.terms import (
     widen,
     widen_signed,
 )
-from prove.ttir import LANE, Kernel, Load, Store
-
-
-class NotProved(Exception):
-    """A step of the proof has no form here, or does not hold; the message names it."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """A question for the solver: whether a goal follows from assumptions for all values of the variables."""
-
-    name: str
-    goal: Term
-    assumptions: tuple[Term, ...] = ()
-
-    @property
-    def digest(self) -> str:
-        """What identifies the question: the SHA-256 of its terms."""
-        return digest_of(self.goal, *self.assumptions)
-
-
-@dataclass(frozen=True)
-class Access:
-    """One word or byte that a unit reads or writes."""
-
-    name: str
-    found: Term
-    """Its address in the kernel."""
-    right: Term
-    """The address that the layout gives it."""
-    mask: Term
-    """Whether the kernel accesses it."""
-    exists: Term
-    """Whether the unit exists."""
 
 
 def _finite(amax: Term) -> Term:
@@ -88,7 +53,7 @@ def _finite(amax: Term) -> Term:
 def _one_maximum() -> Step:
     """Return the step that a float32 maximum of magnitudes is that of their bits, and NaN if one is NaN."""
     a, b = var("a", 32), var("b", 32)
-    given = (_is_maximum(a, a), _is_maximum(b, b))
+    given = (is_maximum(a, a), is_maximum(b, b))
     out = apply("fmaximum", a, b)
     numbers = a.upto(INFINITY) & b.upto(INFINITY)
     is_nan = ~(out & MAGNITUDE).upto(INFINITY)
@@ -96,7 +61,7 @@ def _one_maximum() -> Step:
     return Step("amax: one maximum", right, given)
 
 
-def _is_maximum(a: Term, magnitude: Term) -> Term:
+def is_maximum(a: Term, magnitude: Term) -> Term:
     """Return whether bits are those of a given magnitude or of any NaN, which may have a sign."""
     return (a.upto(INFINITY) & a.equal(magnitude)) | ~(a & MAGNITUDE).upto(INFINITY)
 
@@ -104,17 +69,38 @@ def _is_maximum(a: Term, magnitude: Term) -> Term:
 class Proof:
     """The steps for one kernel of one case."""
 
-    def __init__(self, case: Case, kernel: Kernel) -> None:
+    def __init__(self, case: Case, layout: Layout) -> None:
         self.case = case
-        self.kernel = kernel
         self.element = case.block.element
         self.k = case.block.k
-        self.inputs = [var(f"x{j}", 32 if case.dtype == "float32" else 16) for j in range(self.k)]
+        self.layout = layout
+        self.kernel = layout.kernel
+        self.inputs = self.layout.inputs
         self.ys = [self._float32(x) for x in self.inputs]
         self.amax = var("amax", 32)
         """What stands for the kernel's amax once it is known to be the largest magnitude."""
-        self.is_amax = _is_maximum(self.amax, self._float32(var("amax_input", self.inputs[0].width)))
+        self.is_amax = is_maximum(
+            self.amax, self._float32(var("amax_input", 32 if case.dtype == "float32" else 16))
+        )
         """What is known of it: it is a magnitude of the input's type, or any NaN."""
+
+    @property
+    def stored(self) -> tuple[list[Term], Term]:
+        """The words of codes in order, and the byte, as terms of the inputs."""
+        return self.layout.stored
+
+    def normed(self, y: Term) -> Term:
+        """Return the clause's element or amax from what stands for it here."""
+        return y
+
+    def known(self, y: Term) -> tuple[Term, ...]:
+        """Return what is known of an element."""
+        return ()
+
+    @property
+    def elements(self) -> tuple[list[Term], Term]:
+        """The same as terms of what is quantized: the inputs, or what a transform makes of them."""
+        return self.layout.stored
 
     def _float32(self, x: Term) -> Term:
         match self.case.dtype:
@@ -125,102 +111,9 @@ class Proof:
         return x
 
     @cached_property
-    def _unit(self) -> Term:
-        """The number of the unit: programs of `units` each, in order."""
-        lane = var(LANE, self.kernel.units.bit_length() - 1)
-        return widen(var("program_x", 31), 64) * self.kernel.units + widen(lane, 64)
-
-    def _by_place(
-        self, accesses: list[Load] | list[Store], argument: int, count: int, size: int
-    ) -> list[int]:
-        """Return the place within the unit of each access, as one evaluation shows; `places` proves it."""
-        base = var(f"argument{argument}", 64)
-        values = {f"argument{i}": 0 for i in range(14)} | {LANE: 3, "program_x": 5, base.value: 1 << 20}
-        unit = int(evaluate([self._unit], values)[0])
-        found = evaluate([access.address for access in accesses], values)
-        places = [(int(at) - (1 << 20)) // size - unit * count for at in found]
-        if sorted(places) != list(range(count)):
-            raise NotProved(
-                f"places: in unit {unit}, lane 3 of program 5, the accesses of argument {argument} are at places "
-                f"{sorted(places)} of 0 to {count - 1}"
-            )
-        return places
-
-    @cached_property
-    def words_in(self) -> int:
-        return self.k // 2 if self.inputs[0].width == 16 else self.k
-
-    @cached_property
-    def words_out(self) -> int:
-        return self.k * self.element.bits // 32
-
-    @cached_property
-    def _stores(self) -> tuple[list[Store], list[Store]]:
-        stores = self.kernel.stores
-        codes, scales = ([s for s in stores if s.value.width == width] for width in (32, 8))
-        if len(codes) + len(scales) != len(stores):
-            raise NotProved("places: something else is written than words and a byte")
-        return codes, scales
-
-    @cached_property
-    def _load_places(self) -> list[int]:
-        if any(load.value.width != 32 for load in self.kernel.loads):
-            raise NotProved("places: something else is read than words")
-        return self._by_place(self.kernel.loads, 0, self.words_in, 4)
-
-    @cached_property
-    def _store_places(self) -> list[int]:
-        return self._by_place(self._stores[0], 1, self.words_out, 4)
-
-    @cached_property
-    def accesses(self) -> list[Access]:
-        """All that a unit reads and writes."""
-        codes, scales = self._stores
-        self._by_place(scales, 2, 1, 1)
-        groups = (
-            ("input", self.kernel.loads, 0, self._load_places, self.words_in, 4),
-            ("codes", codes, 1, self._store_places, self.words_out, 4),
-            ("scale byte", scales, 2, [0], 1, 1),
-        )
-        masked = any(access.mask.constant != 1 for access in (*self.kernel.loads, *self.kernel.stores))
-        exists = self._unit.below(widen(var("argument4", 32), 64)) if masked else const(1, 1)
-        out = []
-        for name, found, argument, places, count, size in groups:
-            base = var(f"argument{argument}", 64)
-            for access, place in zip(found, places, strict=True):
-                told = name if count == 1 else f"word {place} of the {name}"
-                right = base + (self._unit * count + place) * size
-                out.append(Access(told, access.address, right, access.mask, exists))
-        return out
-
-    def _places(self) -> Step:
-        truths = [access.found.equal(access.right) for access in self.accesses]
-        masks = list(dict.fromkeys((access.mask, access.exists) for access in self.accesses))
-        assumptions: tuple[Term, ...] = ()
-        if masks != [(const(1, 1), const(1, 1))]:
-            truths += [mask.equal(exists) for mask, exists in masks]
-            rows = var("argument3", 32)
-            assumptions = (const(0, 32).signed_below(rows), ~var("argument4", 32).signed_below(0))
-        return Step("places", every(truths), assumptions)
-
-    @cached_property
-    def stored(self) -> tuple[list[Term], Term]:
-        """The words of codes in order, and the byte, as terms of the elements."""
-        by: dict[Term, Term] = {}
-        for load, place in zip(self.kernel.loads, self._load_places, strict=True):
-            if self.inputs[0].width == 16:
-                by[load.value] = concat(self.inputs[2 * place + 1], self.inputs[2 * place])
-            else:
-                by[load.value] = self.inputs[place]
-        codes, scales = self._stores
-        *words, byte = substitute([store.value for store in (*codes, *scales)], by)
-        ordered = [words[self._store_places.index(place)] for place in range(self.words_out)]
-        return ordered, byte
-
-    @cached_property
     def _support(self) -> dict[Term, int]:
         """Which elements occur in each term, as a set of bits."""
-        words, byte = self.stored
+        words, byte = self.elements
         out: dict[Term, int] = {}
         for term in in_order([*words, byte]):
             own = 1 << int(term.value[1:]) if term.op == "var" and term in self.inputs else 0
@@ -232,7 +125,7 @@ class Proof:
     @cached_property
     def _kernels_amax(self) -> Term:
         """The first term of the byte in which all elements occur."""
-        for term in in_order([self.stored[1]]):
+        for term in in_order([self.elements[1]]):
             if self._support[term] == (1 << self.k) - 1:
                 return term
         raise NotProved("amax: the byte does not depend on all elements")
@@ -282,7 +175,7 @@ class Proof:
     @cached_property
     def _cut(self) -> tuple[list[Term], Term]:
         """What is stored, as terms of the elements and of amax."""
-        words, byte = self.stored
+        words, byte = self.elements
         plain = self._leaf is self.amax & MAGNITUDE
         by = self.amax if plain else substitute([self._leaf], {self.amax: self.amax & MAGNITUDE})[0]
         *words, byte = substitute([*words, byte], {self._kernels_amax: by, **self._random_words})
@@ -304,14 +197,14 @@ class Proof:
         if self.case.rounding != "sr":
             return []
         products = {
-            factor: [t for t in in_order(self.stored[0]) if t.op == "mul" and t.args[1].constant == factor]
+            factor: [t for t in in_order(self.elements[0]) if t.op == "mul" and t.args[1].constant == factor]
             for factor in (clauses.PHILOX[0], clauses.PHILOX[1])
         }
         later = {t for made in products.values() for t in made}
         made = products[clauses.PHILOX[0]]
         first = [t.args[0].args[1] for t in made if later.isdisjoint(in_order(t.args[:1]))]
         whole = [c.args[0] if c.op == "extract" and c.args[0].width == 64 else c for c in first]
-        values = {f"argument{i}": 0 for i in range(14)} | {LANE: 0, "program_x": 0}
+        values = {v.value: 0 for v in variables(*whole)}
         places = [int(place) for place in evaluate(whole, values)]
         if sorted(places) != list(range(self._per_unit)):
             raise NotProved(f"random: the calls of a unit are {sorted(places)}")
@@ -321,7 +214,8 @@ class Proof:
     def _random_words(self) -> dict[Term, Term]:
         """Philox's words as the clause makes them, and the variables that stand for them."""
         out = {}
-        low, high, stream_low, stream_high = (var(f"argument{i}", 32) for i in range(10, 14))
+        key = self.layout.key
+        low, high, stream_low, stream_high = (var(f"argument{key + i}", 32) for i in range(4))
         for call, number in enumerate(self._calls):
             number = widen(number, 64)
             counter = (extract(number, 31, 0), extract(number, 63, 32), stream_low, stream_high)
@@ -335,14 +229,14 @@ class Proof:
 
     def _random(self) -> Iterator[Step]:
         for call, number in enumerate(self._calls):
-            group = var("argument8", self.kernel.widths[8])
-            expected = widen_signed(group, 64) + self._unit * self._per_unit + call
+            number_of = self.layout.group
+            group = var(f"argument{number_of}", self.layout.kernel.widths[number_of])
+            expected = widen_signed(group, 64) + self.layout.first_call(self._per_unit) + call
             yield Step(f"random: call {call}", number.equal(extract(expected, number.width - 1, 0)))
 
     def _byte(self) -> Step:
-        expected = clauses.scale_byte(
-            self.amax & MAGNITUDE, self.case.rule, self.element, self.case.zero_scale
-        )
+        u = self.normed(self.amax & MAGNITUDE) & MAGNITUDE
+        expected = clauses.scale_byte(u, self.case.rule, self.element, self.case.zero_scale)
         return Step("byte", self._cut[1].equal(expected), (self.is_amax,))
 
     def _rounded_in(self, words: list[Term]) -> dict[Term, int]:
@@ -425,7 +319,8 @@ class Proof:
 
     def _elements(self) -> Iterator[Step]:
         first, y = self.inputs[0], self.ys[0]
-        byte = clauses.scale_byte(self.amax, self.case.rule, self.element, self.case.zero_scale)
+        u = self.normed(self.amax)
+        byte = clauses.scale_byte(u, self.case.rule, self.element, self.case.zero_scale)
         free = {first, self.amax, *(var(f"word{i}", 32) for i in range(4))}
         for j, (x, term) in enumerate(zip(self.inputs, self._rounded, strict=True)):
             words = [var(f"word{4 * (j // self._per_call) + i}", 32) for i in range(4)]
@@ -434,12 +329,13 @@ class Proof:
             if not set(variables(renamed)) <= free:
                 raise NotProved("element: it depends on more than an element, amax and Philox's words")
             limited, code = self._code_in(renamed)
-            expected = self._expected(y, byte, j)
+            element = self.normed(y)
+            expected = self._expected(element, byte, j)
             if self._two:
-                expected = clauses.signed(expected, y, self.element)
+                expected = clauses.signed(expected, element, self.element)
             goal = limited & code.equal(expected)
             not_above = (self.amax.below(INFINITY), (y & MAGNITUDE).upto(self.amax))
-            yield Step("element", goal, (self.is_amax, *not_above))
+            yield Step("element", goal, (self.is_amax, *not_above, *self.known(y)))
 
     def _expected(self, y: Term, byte: Term, j: int) -> Term:
         """Return the magnitude code of the clauses, for the words of a call under SR."""
@@ -489,17 +385,17 @@ class Proof:
             own = [j for j, x in enumerate(self.inputs) if x in variables(goal)]
             yield Step(f"word {place}", goal, (self.is_amax, *(not_above[j] for j in own)))
 
+    def contents(self) -> Iterator[Step]:
+        """Yield the questions about what is stored, wherever it lies."""
+        yield from self._amax()
+        yield self._byte()
+        yield from self._random()
+        yield from self._elements()
+        yield from self._words()
+
     def steps(self) -> list[Step]:
         """Return the questions, each once; NotProved if the kernel has no form for which there are any."""
-        found = [
-            self._places(),
-            *self._amax(),
-            self._byte(),
-            *self._random(),
-            *self._elements(),
-            *self._words(),
-        ]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys([*self.layout.places(), *self.contents()]))
 
 
 _PACKING = {"and", "or", "xor", "concat", "extract", "shl", "lshr", "sext", "var"}

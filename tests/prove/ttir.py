@@ -32,7 +32,7 @@ BITS = {
 }  # fmt: skip
 LANE = "lane"
 WITH_MORE = {
-    "arith.constant", "arith.cmpi", "tt.make_range", "tt.get_program_id", "tt.expand_dims", "tt.trans",
+    "arith.constant", "arith.cmpi", "arith.cmpf", "tt.make_range", "tt.get_program_id", "tt.expand_dims", "tt.trans",
     "tt.elementwise_inline_asm",
 }  # fmt: skip
 """Operations that say more than their operands; a word that another one says may change what it means."""
@@ -223,9 +223,9 @@ class _Program:
     def _pointwise(self, line: Line, inputs: list[Value], kind: Kind) -> Value:
         if line.op == "arith.select" and line.kinds[0].shape != kind.shape:
             raise UnknownOperation(line.text)
-        if line.op == "arith.cmpi":
+        if line.op in ("arith.cmpi", "arith.cmpf"):
             kind = Kind(kind.shape, "i1")
-        if line.op in _SINGLE and line.kinds[0].element != "f32":
+        if line.op in SINGLE and line.kinds[0].element != "f32":
             raise UnknownOperation(line.text)
         how = POINTWISE.get(line.op)
         if how is None:
@@ -261,17 +261,7 @@ class _Program:
     def constant(self, line: Line, inputs: list[Value], kind: Kind) -> list[Value]:
         found = re.search(r"dense<([^>]*)>", line.text) or re.search(r"arith\.constant (\S+)", line.text)
         assert found
-        text = found[1]
-        if text in ("true", "false"):
-            bits = int(text == "true")
-        elif text.startswith("0x"):
-            bits = int(text, 16)
-        elif kind.element in ("f32", "f16", "bf16"):
-            if kind.element != "f32":
-                raise UnknownOperation(line.text)
-            bits = int(np.float32(text).view(np.uint32))
-        else:
-            bits = int(text)
+        bits = constant_bits(found[1], line)
         return [self._filled(const(bits, kind.bits), kind)]
 
     def make_range(self, line: Line, inputs: list[Value], kind: Kind) -> list[Value]:
@@ -363,6 +353,27 @@ def _compare(line: Line, args: Sequence[Term], kind: Kind) -> Term:
     return _COMPARED[predicate](*args)
 
 
+def constant_bits(text: str, line: Line) -> int:
+    """Return the bits of a constant as it is written."""
+    kind = line.kinds[-1]
+    if text in ("true", "false"):
+        return int(text == "true")
+    if text.startswith("0x"):
+        return int(text, 16)
+    if kind.element in ("f32", "f16", "bf16"):
+        if kind.element != "f32":
+            raise UnknownOperation(line.text)
+        return int(np.float32(text).view(np.uint32))
+    return int(text)
+
+
+def _is_nan(line: Line, args: Sequence[Term], kind: Kind) -> Term:
+    """Return whether a float32 is not equal to itself; other comparisons of floats are refused."""
+    if " une, " not in line.text or args[0] is not args[1] or line.kinds[0].element != "f32":
+        raise UnknownOperation(line.text)
+    return const(0x7F800000, 32).below(args[0] & 0x7FFFFFFF)
+
+
 def _assembly(line: Line, args: Sequence[Term], kind: Kind) -> Term:
     (text,) = re.findall(r'elementwise_inline_asm "([^"]*)"', line.text)
     constraints = re.search(r'constraints = "([^"]*)", packed_element = 1 : i32, pure = true', line.text)
@@ -379,7 +390,12 @@ def _assembly(line: Line, args: Sequence[Term], kind: Kind) -> Term:
 def _signed_division(op: str, a: Term, b: Term) -> Term:
     """Return a quotient or a remainder by a power of two, of `a` that is not negative."""
     divisor = b.constant
-    if not (divisor and divisor & (divisor - 1) == 0 and a.op == "concat" and a.args[0].constant == 0):
+    if a.op == "mul" and (factor := a.args[1].constant) and factor & (factor - 1) == 0:
+        a = a.args[0] << factor.bit_length() - 1
+    from_zero = (
+        a.args[0].constant == 0 if a.op == "concat" else not (a.constant or 1 << a.width - 1) >> a.width - 1
+    )
+    if not (divisor and divisor & (divisor - 1) == 0 and from_zero):
         raise UnknownOperation(f"{op} is not of a number from 0 on by a power of two")
     return a >> divisor.bit_length() - 1 if op == "sdiv" else a & (divisor - 1)
 
@@ -401,7 +417,7 @@ def _applied(op: str) -> Callable[[Line, Sequence[Term], Kind], Term]:
 
 
 _COUNTED = {"arith.addf", "arith.subf", "arith.mulf", "math.fma"}
-_SINGLE = _COUNTED | {"arith.maximumf", "arith.fptosi"}
+SINGLE = _COUNTED | {"arith.maximumf", "arith.fptosi"}
 """Operations whose meaning here is that on float32."""
 POINTWISE: dict[str, Callable[[Line, Sequence[Term], Kind], Term]] = {
     **{f"arith.{name}": _applied(op) for name, op in {
@@ -414,6 +430,7 @@ POINTWISE: dict[str, Callable[[Line, Sequence[Term], Kind], Term]] = {
     "math.fma": _applied("fma"),
     "math.absf": lambda line, args, kind: args[0] & ((1 << (kind.bits - 1)) - 1),
     "arith.cmpi": _compare,
+    "arith.cmpf": _is_nan,
     "arith.select": lambda line, args, kind: choose(*args),
     "arith.extsi": lambda line, args, kind: widen_signed(args[0], kind.bits),
     "arith.extui": lambda line, args, kind: widen(args[0], kind.bits),
