@@ -160,16 +160,25 @@ def exactly(name: str, approximate: Callable[[np.ndarray], np.ndarray]) -> Calla
     return compute
 
 
-def reciprocal(x: np.ndarray, ulps: int, flushes: bool) -> np.ndarray:
-    """Return v_rcp_f32, whose error may reach one ulp: the nearest float32, moved by `ulps` unless it is exact.
+def reciprocal(x: np.ndarray, side: int, flushes: bool) -> np.ndarray:
+    """Return v_rcp_f32, whose error is at most one ulp: the nearest float32, or that on one side of the exact result.
 
-    If `flushes`, a subnormal result is a zero of its sign, whatever the mode says: public models disagree about it.
+    The nearest one moved by a whole ulp may be further away than that: LLVM's divisions of integers would be wrong.
+
+    Args:
+        x: float32.
+        side: 0 for the nearest, 1 for the next of larger magnitude where the nearest has a smaller one than the exact
+            result, -1 for the next of smaller magnitude where it has a larger one.
+        flushes: whether a subnormal result is a zero of its sign, whatever the mode says: public models disagree.
     """
     if ((np.abs(x) < np.finfo(np.float32).tiny) & (x != 0)).any():
         raise Gfx950Error("v_rcp_f32 of a subnormal is not modelled")
     nearest = (1 / x.astype(np.float64)).astype(np.float32)
-    inexact = np.isfinite(nearest) & (nearest != 0) & (np.abs(np.frexp(x)[0]) != 0.5)
-    bits = np.where(inexact, nearest.view(np.int32) + np.int32(ulps), nearest.view(np.int32))
+    # The product of two float32 is exact in float64.
+    product = np.abs(nearest.astype(np.float64) * x)
+    wrong = (product < 1) if side > 0 else (product > 1)
+    moved = np.isfinite(nearest) & (nearest != 0) & wrong
+    bits = np.where(moved, nearest.view(np.int32) + np.int32(side), nearest.view(np.int32))
     return flush(bits.view(np.float32)) if flushes else bits.view(np.float32)
 
 

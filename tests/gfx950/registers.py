@@ -46,8 +46,8 @@ def from_lanes(lanes: np.ndarray) -> np.ndarray:
 class Choices:
     """What public texts leave to the hardware, or state in two ways."""
 
-    rcp_ulps: int = 0
-    """Error of v_rcp_f32, -1 to 1, where its result is not exact; a right kernel does not care."""
+    rcp_side: int = 0
+    """Where v_rcp_f32 lies beside an inexact result: 0 nearest, -1 below, 1 above; a right kernel does not care."""
     rcp_flushes: bool = False
     """Whether v_rcp_f32 gives a zero for a subnormal result; a right kernel does not care."""
     nan_scales: bool = True

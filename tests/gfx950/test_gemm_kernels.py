@@ -220,8 +220,8 @@ def reciprocals(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
 # Every other test keeps subnormal results and takes the nearest float32.
 RECIPROCALS = [
     {"rcp_flushes": True},
-    {"rcp_flushes": True, "rcp_ulps": -1, "preload": False},
-    {"rcp_ulps": 1},
+    {"rcp_flushes": True, "rcp_side": -1, "preload": False},
+    {"rcp_side": 1},
 ]
 
 

@@ -179,15 +179,17 @@ def test_inexact_functions_are_refused(line: str, value: int) -> None:
         vector(line, [(value,)])
 
 
-def test_reciprocal_errs_by_the_ulps_asked_for() -> None:
-    for ulps in (-1, 0, 1):
+def test_a_reciprocal_lies_on_the_side_asked_for_and_within_an_ulp() -> None:
+    above, below = f32(1 / 3), f32(1 / 25)  # the nearest float32, on either side of the exact result
+    for side, down, up in ((-1, -1, 0), (0, 0, 0), (1, 0, 1)):
         m = machine(["v_rcp_f32_e32 {d}, {a}"])
-        m.state.choices = Choices(rcp_ulps=ulps)
-        m.state.vgpr[2] = f32(3)
-        m.state.vgpr[2, 0, 1] = f32(2)
+        m.state.choices = Choices(rcp_side=side)
+        m.state.vgpr[2] = f32(1)
+        for lane, value in enumerate((3, 25, 2, -25)):
+            m.state.vgpr[2, 0, lane] = f32(value)
         m.run(10)
-        assert int(m.state.vgpr[0, 0, 0]) == f32(1 / 3) + ulps
-        assert int(m.state.vgpr[0, 0, 1]) == f32(0.5)
+        got = [int(m.state.vgpr[0, 0, lane]) for lane in range(4)]
+        assert got == [above + down, below + up, f32(0.5), (below + up) | MINUS]
 
 
 @pytest.mark.parametrize(("flushes", "want"), [(False, 1 << 22), (True, 0)])

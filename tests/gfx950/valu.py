@@ -48,7 +48,7 @@ def reciprocal(group: Group, instruction: Instruction) -> None:
     sources = Sources(group, instruction)
     value = np.where(group.lanes, sources.read(0, operand, "f32"), np.float32(1))
     choices = group.state.choices
-    sources.write(destination, floats.reciprocal(value, choices.rcp_ulps, choices.rcp_flushes), "f32")
+    sources.write(destination, floats.reciprocal(value, choices.rcp_side, choices.rcp_flushes), "f32")
 
 
 def accumulate(kind: str) -> Handler:
