@@ -65,6 +65,8 @@ class Layout:
     """How many units there are."""
     length: Term
     """How many elements a unit has."""
+    step: int
+    """How many of them a program has, or a turn of its loop: `first` is a multiple of it."""
     elements: Place
     codes: Place
     scales: Place
@@ -148,7 +150,10 @@ class TileProof:
     @cached_property
     def _loaded(self) -> list[Load]:
         """The loads of a unit, in order."""
-        return self._in_order(self.kernel.loads, self.layout.elements, self.width // 8, 1)
+        found = self._in_order(self.kernel.loads, self.layout.elements, self.width // 8, 1)
+        if len(found) != self.layout.step:
+            raise NotProved(f"places: {len(found)} elements of a unit are read, of {self.layout.step}")
+        return found
 
     @cached_property
     def _written(self) -> tuple[list[Store], list[Store]]:
@@ -198,20 +203,22 @@ class TileProof:
     def _blocks(self) -> list[tuple[Term, list[Term]]]:
         """The byte and the code bytes of each block of a unit, as terms of reductions and x0 to x31."""
         inputs = [var(f"x{j % self.k}", self.width) for j in range(len(self._loaded))]
-        present = {load.mask: const(1, 1) for load in self._loaded if load.mask.constant is None}
-        by = {load.value: x for load, x in zip(self._loaded, inputs, strict=True)} | present
+        by = {load.value: x for load, x in zip(self._loaded, inputs, strict=True)}
         codes, scales = self._written
         per = len(codes) // len(scales)
         own: dict[int, dict[Term, Term]] = {}
         for number, load in enumerate(self._loaded):
-            own.setdefault(number // self.k, {})[load.value] = by[load.value]
+            block = own.setdefault(number // self.k, {})
+            block[load.value] = by[load.value]
+            if load.mask.constant is None:  # the block is there; whether others are is not known
+                block[load.mask] = const(1, 1)
         out = []
         for number, scale in enumerate(scales):
             roots = [scale.value, *(s.value for s in codes[number * per : (number + 1) * per])]
             loads = {v for root in self._expanded(roots) for v in variables(root) if v in by}
             if not loads <= set(own[number]):
                 raise NotProved("codes: a block depends on elements of another")
-            byte, *data = substitute(roots, own[number] | present)
+            byte, *data = substitute(roots, own[number])
             out.append((byte, data))
         return out
 

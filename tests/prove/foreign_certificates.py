@@ -21,6 +21,7 @@ from mxref.recipe import OperandSpec
 from mxref.steps.scale import ScaleRule
 from places import ROOT
 from prove import clauses
+from prove.certificates import encoding
 from prove.clauses import MAGNITUDE
 from prove.foreign import ALL, Domain, TileProof
 from prove.foreign_kernels import (
@@ -142,6 +143,8 @@ class ForeignCertificate:
     seconds: float = 0.0
     assumptions: list[str] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
+    encoding: int = 1
+    """How questions were put to the solver: `solver.ENCODING`."""
 
 
 def read_foreign(path: Path = RECORD) -> dict[str, ForeignCertificate]:
@@ -171,13 +174,19 @@ def what_is_stale(certificate: ForeignCertificate, compiled: Compiled) -> str | 
     """Return why a certificate is not of a kernel as it is now, or None."""
     if digest_of(compiled.ttir) != certificate.ir:
         return "the kernel's IR has changed"
+    if compiled.faults:
+        return f"below Triton's IR: {'; '.join(compiled.faults)}"
+    if certificate.encoding != encoding():
+        return "questions are put to the solver in another way"
     subject = subjects()[certificate.name]
     for domain in domains(subject):
         if domain.told == certificate.proved:
-            steps = proof_of(subject, compiled.ttir, domain).steps()
-            return (
-                None if digest_of_questions(steps) == certificate.questions else "the questions have changed"
-            )
+            proof = proof_of(subject, compiled.ttir, domain)
+            if digest_of_questions(proof.steps()) != certificate.questions:
+                return "the questions have changed"
+            if _assumed(compiled, proof) != certificate.assumptions:
+                return "what is assumed has changed"
+            return None
     return "the set of blocks has changed"
 
 
@@ -310,6 +319,8 @@ def certify(compiled: Compiled, limit: float = 0.0) -> ForeignCertificate:
             differences.append(shown)
     else:
         raise NotProved(f"refuted: {differences[-1].command}")
+    if _is_whole(compiled, proof) and not compiled.whole:
+        raise NotProved("the machine code has other conversions to whole numbers than v_cvt_i32_f32")
     differences += [
         difference(proof, subject, f"(1 and {told})", block)
         for told, block in nonfinite(proof)
@@ -323,7 +334,14 @@ def certify(compiled: Compiled, limit: float = 0.0) -> ForeignCertificate:
         compiled.name, compiled.version, compiled.source, subject.kernel, subject.target, subject.format,
         subject.rule, subject.dtype, digest_of(compiled.ttir), triton.__version__, VERSION, domain.told, counts,
         digest_of_questions(steps), round(found, 2), _assumed(compiled, proof), differences,
+        encoding(),
     )  # fmt: skip
+
+
+def _is_whole(compiled: Compiled, proof: TileProof) -> bool:
+    """Return whether the kernel turns floats to unsigned numbers on AMD."""
+    target = subjects()[compiled.name].target
+    return target.startswith("gfx") and "arith.fptoui" in proof.kernel.operations
 
 
 def _assumed(compiled: Compiled, proof: TileProof) -> list[str]:
@@ -331,8 +349,8 @@ def _assumed(compiled: Compiled, proof: TileProof) -> list[str]:
         "ptx": "elementwise_inline_asm" in compiled.ttir,
         "division": compiled.division,
         "float8": "tt.fp_to_fp" in proof.kernel.operations,
-        "powers": "log2 and exp2 of the device are exact where the result, or the number, is a power of two",
-        "whole": "a float32 becomes an unsigned byte by v_cvt_i32_f32 and its low bits, negative numbers too",
+        "powers": bool(proof.kernel.operations & {"math.log2", "math.exp2"}),
+        "whole": _is_whole(compiled, proof),
         "shifts": "shift by a variable" in proof.kernel.operations,
     }
     return [key for key in ASSUMPTIONS if used.get(key, True)]

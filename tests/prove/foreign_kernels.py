@@ -100,6 +100,7 @@ def _torchao_rows(subject: Subject) -> tuple[dict[str, Term], Layout]:
         _wide(programs["program_y"]) * length,
         _wide(rows),
         _wide(columns),
+        length,
         Place("x_ptr", _wide(columns), _ONE),
         Place("output_ptr", _wide(columns), _ONE),
         Place("scale_ptr", _wide(extract(columns, 31, 5)), _ONE),
@@ -118,6 +119,7 @@ def _torchao_columns(subject: Subject) -> tuple[dict[str, Term], Layout]:
         first,
         _wide(columns),
         _wide(rows),
+        length,
         Place("x_ptr", _ONE, _wide(columns)),
         Place("output_col_major_ptr", _wide(rows), _ONE),
         Place("col_scale_ptr", _wide(extract(rows, 31, 5)), _ONE),
@@ -136,7 +138,7 @@ def _triton_kernels(subject: Subject) -> tuple[dict[str, Term], Layout]:
     pointers = ("src_ptr", "mx_tensor_ptr", "mx_scale_ptr")
     places = [Place(pointer, _wide(given[s]), _ONE) for pointer, s in zip(pointers, strides, strict=True)]
     first = _wide(given["program_y"]) * length
-    return given, Layout(unit, first, _wide(given["outer_dim"]), _wide(given["quant_dim"]), *places)
+    return given, Layout(unit, first, _wide(given["outer_dim"]), _wide(given["quant_dim"]), length, *places)
 
 
 def _aiter(subject: Subject) -> tuple[dict[str, Term], Layout]:
@@ -149,7 +151,7 @@ def _aiter(subject: Subject) -> tuple[dict[str, Term], Layout]:
     first = _wide(given["turn"]) * length
     turns = _wide(given["program_y"]) * 4
     layout = Layout(
-        unit, first, _wide(rows), _wide(columns),
+        unit, first, _wide(rows), _wide(columns), length,
         Place("x_ptr", _wide(strides["stride_x_m_in"]), _ONE),
         Place("x_fp4_ptr", _wide(strides["stride_x_fp4_m_in"]), _ONE),
         Place("bs_ptr", _ONE, _wide(strides["stride_bs_n_in"])),

@@ -82,12 +82,20 @@ def _narrowed(line: Line, args: Sequence[Term], kind: Kind) -> Term:
 
 
 def _compared(line: Line, args: Sequence[Term], kind: Kind) -> Term:
-    (predicate,) = re.findall(r"arith\.cmpf (\w+)", line.text)
-    return floats.compared(predicate, *args)
+    found = re.search(r"arith\.cmpf ([ou](?:eq|lt|le|gt|ge|ne)), %\w+, %\w+ :", line.text)
+    if found is None or line.kinds[0].element == "f16":
+        raise UnknownOperation(line.text)
+    return floats.compared(found[1], *args)
+
+
+def _from_whole(line: Line, args: Sequence[Term], kind: Kind) -> Term:
+    if kind.element not in ("f32", "bf16"):  # 16 bits of a term are those of bfloat16
+        raise UnknownOperation(line.text)
+    return Term("itof", kind.bits, (args[0],))
 
 
 def _clamped(line: Line, args: Sequence[Term], kind: Kind) -> Term:
-    if "propagateNan = none" not in line.text:
+    if ", propagateNan = none :" not in line.text:
         raise UnknownOperation(line.text)
     return floats.clamped(*args)
 
@@ -99,7 +107,7 @@ _ADDED: dict[str, Callable[[Line, Sequence[Term], Kind], Term]] = {
     "arith.truncf": _narrowed,
     "arith.cmpf": _compared,
     "arith.divf": lambda line, args, kind: apply("fdiv", *args),
-    "arith.sitofp": lambda line, args, kind: Term("itof", kind.bits, (args[0],)),
+    "arith.sitofp": _from_whole,
     "arith.fptoui": lambda line, args, kind: Term("ftou", kind.bits, (args[0],)),
     "math.log2": _log2,
     "math.floor": _floor,

@@ -41,6 +41,7 @@ from prove.foreign_kernels import (
     where,
 )
 from prove.terms import concat, const, evaluate, extract, var, variables, widen, widen_signed
+from prove.theorems import NotProved
 from prove.tiles import read_tile
 from prove.ttir import UnknownOperation
 from usual import usual
@@ -179,6 +180,93 @@ def test_a_planted_fault_has_a_block(compiled, fault):
     block = smallest(made, *found)
     assert block is not None
     print(fault, foreign_certificates.difference(made, subjects()[name], "", block))
+
+
+def without_places(text):
+    """Return IR without source locations, and with the names of its values."""
+    return re.sub(r" loc\(#loc\d*\)", "", text)
+
+
+PERMUTED = """%p1 = tt.reshape %mask_27 : tensor<256x128xi1> -> tensor<256x64x2xi1>
+    %p2 = tt.trans %p1 {order = array<i32: 0, 2, 1>} : tensor<256x64x2xi1> -> tensor<256x2x64xi1>
+    %p3 = tt.reshape %p2 : tensor<256x2x64xi1> -> tensor<256x128xi1>
+    %p4 = arith.constant dense<0.000000e+00> : tensor<256x128xf32>
+    %p5 = arith.select %p3, %e4m3_data_2d, %p4 : tensor<256x128xi1>, tensor<256x128xf32>
+"""
+ARGUMENT = """%q0 = tt.splat %amax : i32 -> tensor<1024xi32>
+    %q1 = tt.bitcast %max_abs : tensor<1024xf32> -> tensor<1024xi32>
+    %q2 = arith.subi %q1, %q1 : tensor<1024xi32>
+    %q3 = arith.addi %q0, %q2 : tensor<1024xi32>
+    %q4 = tt.bitcast %q3 : tensor<1024xi32> -> tensor<1024xf32>
+"""
+COMPARED = """%r1 = arith.constant dense<0.000000e+00> : tensor<256x128xf32>
+    %r2 = arith.cmpf oeq, %e4m3_data_2d, %r1 fastmath<fast> : tensor<256x128xf32>
+    %r3 = arith.select %r2, %e4m3_data_2d, %e4m3_data_2d : tensor<256x128xi1>, tensor<256x128xf32>
+"""
+HALF = """%h0 = arith.sitofp %extracted_pow2_35 : tensor<1024xi32> to tensor<1024xf16>
+    %scale_e8m0_unbiased_36 = tt.bitcast %h0 : tensor<1024xf16> -> tensor<1024xbf16>"""
+HALF_OF_A_TILE = [
+    ("256x128", "256x64"), ("1x128", "1x64"), ("end = 128", "end = 64"), ("<128xi32", "<64xi32"),
+    ("1024", "512"), ("256x4x", "256x2x"), ("1x4x", "1x2x"), ("end = 4 ", "end = 2 "), ("<4xi32", "<2xi32"),
+]  # fmt: skip
+MISTAKEN = {
+    "codes depend on whether another block is there": (
+        "codes does not hold",
+        [
+            ("%e4m3_data_2d_54 =", f"{PERMUTED}    %e4m3_data_2d_54 ="),
+            ("tt.fp_to_fp %e4m3_data_2d,", "tt.fp_to_fp %p5,"),
+        ],
+    ),
+    "an argument is called like a variable of the proof": (
+        "names of variables of the proof: amax",
+        [
+            ("(%x_ptr: ", "(%amax: i32, %x_ptr: "),
+            ("%max_abs_30 = arith.truncf %max_abs ", f"{ARGUMENT}    %max_abs_30 = arith.truncf %q4 "),
+        ],
+    ),
+    "half of the blocks are not written": ("64 elements of a unit are read, of 128", HALF_OF_A_TILE),
+    "a number is written as float16 and read as bfloat16": (
+        "arith.sitofp",
+        [
+            (
+                "%scale_e8m0_unbiased_36 = arith.sitofp %extracted_pow2_35 : tensor<1024xi32> to tensor<1024xbf16>",
+                HALF,
+            )
+        ],
+    ),
+    "a comparison may take any numbers for finite": (
+        "fastmath", [("%e4m3_data_2d_54 =", f"{COMPARED}    %e4m3_data_2d_54 =")],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", MISTAKEN)
+def test_what_looks_like_a_proof_is_refused(compiled, fault):
+    pytest.importorskip("bitwuzla", reason="bitwuzla is not installed")
+    told, changes = MISTAKEN[fault]
+    text = without_places(compiled(ROWS).ttir)
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    with pytest.raises((NotProved, UnknownOperation), match=re.escape(told)):
+        certify(replace(compiled(ROWS), ttir=text))
+
+
+def test_what_machines_do_is_held_to_the_record(compiled):
+    """A certificate is stale if the compiler makes something else of the same IR."""
+    certificate, now = read_foreign()[ROWS], compiled(ROWS)
+    assert "may be contracted" in str(
+        what_is_stale(certificate, replace(now, faults=["PTX may be contracted"]))
+    )
+    assert "is assumed" in str(what_is_stale(certificate, replace(now, division=True)))
+    assert "another way" in str(what_is_stale(replace(certificate, encoding=0), now))
+
+
+def test_assumptions_are_those_of_the_kernel():
+    """What is assumed of AMD's conversions and of powers is said of the kernels that have them."""
+    for certificate in read_foreign().values():
+        assert ({"powers", "whole"} <= set(certificate.assumptions)) == certificate.name.startswith("aiter")
+        assert ("ptx" in certificate.assumptions) == (".rceil." in certificate.name)
 
 
 def test_the_smallest_block_is_the_smallest(compiled):

@@ -30,6 +30,8 @@ from prove.ttir import (
 
 _SHIFTS = {"arith.shrui": "lshr", "arith.shli": "shl"}
 _REDUCED = {"arith.maxnumf", "arith.maxsi"}
+_TAKEN = re.compile(r"(x|any|load|reduction)\d+|amax|amax_input|x|y|byte|turn|program_[xyz]|" + LANE)
+"""Names of variables of the reader and of `foreign`: an argument of such a name would be taken for it."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,9 @@ def read_tile(
     """
     head = next(line.strip() for line in text.splitlines() if "tt.func" in line)
     names = re.findall(r"%(\w+): ", head)
+    taken = [name for name in names if _TAKEN.fullmatch(name)]
+    if taken:
+        raise UnknownOperation(f"arguments have names of variables of the proof: {', '.join(taken)}")
     lines = folded(without_locations(text))
     start = next(i for i, line in enumerate(lines) if line.startswith("tt.func"))
     found = re.match(r"tt\.func public @(\w+)\((.*)\) attributes", lines[start])
@@ -207,6 +212,8 @@ class _Reader:
         return Tile(out, kind, units)
 
     def shifted(self, line: Line, args: Sequence[Term], kind: Kind) -> Term:
+        if kind.bits != 32:  # what is assumed of the machines is about 32 bits
+            raise UnknownOperation(f"not a shift by a constant: {line.text}")
         by = args[1] & (kind.bits - 1) if self.wraps else args[1]
         return apply(_SHIFTS[line.op], args[0], by)
 
