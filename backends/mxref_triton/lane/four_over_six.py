@@ -167,6 +167,9 @@ def chosen(values, amax_bits, tensor, P: tl.constexpr, ROWS: tl.constexpr, COLUM
         Quotients, a tuple of float32 [B]; the factor that is left, 1; the mask of the codes; the scale byte.
     """
     tl.static_assert(P.is_e2m1, "integers of 32 bits hold the errors of E2M1 alone")
+    tl.static_assert(
+        P.scale.mantissa_bits <= 3 and P.k <= 32, "of scales with 3 bits, and the sums of 32 elements"
+    )
     NORM: tl.constexpr = P.folded_norm
     RNE: tl.constexpr = P.constant < 0
     E: tl.constexpr = P.element

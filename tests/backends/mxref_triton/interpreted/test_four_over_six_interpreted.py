@@ -20,7 +20,7 @@ from interpreted.test_quantize_interpreted import (
 from interpreted.test_quotients_interpreted import MADE, as_rows, check, widened
 from mxref import FourOverSix, OperandSpec
 from mxref.conformance.requests.crafted import crafted_tensors
-from mxref.formats import E2M1, NVFP4
+from mxref.formats import E2M1, NVFP4, UE4M3, BlockFormat
 from mxref.placement import Placement
 from mxref.reference import ReferenceBackend
 from mxref.steps.quotient import tensor_scale
@@ -272,3 +272,12 @@ def test_without_a_scale_of_the_tensor(name, by):
     for x in (near() * np.float32(100), drawn() * np.float32(2.0**-9), near() * np.float32(2.0**-14)):
         check(x, OperandSpec(made, four_over_six=by), backends=backends)
         check(x, OperandSpec(made, four_over_six=by, block=made.tile), axis=0, backends=backends)
+
+
+def test_blocks_whose_sums_would_not_fit_are_refused():
+    """32 squared errors have less than 63 bits; 64 of them need not."""
+    made = BlockFormat("fp4_k64", E2M1, UE4M3, k=64)
+    with pytest.raises(Exception, match="the sums of 32 elements"):
+        widened(TritonBackend(), made).quantize(
+            torch.zeros(16, 64), OperandSpec(made, four_over_six="squared")
+        )
