@@ -32,6 +32,7 @@ Pairs = tuple[tuple[BlockFormat, BlockFormat], ...]
 _PAIRS: Pairs = ((MXFP4, MXFP4), (MXFP8_E4M3, MXFP4), (MXFP8_E5M2, MXFP8_E4M3))
 SIX_PAIRS: Pairs = (
     (MXFP6_E2M3, MXFP6_E3M2), (MXFP6_E3M2, MXFP6_E2M3), (MXFP6_E2M3, MXFP4), (MXFP8_E4M3, MXFP6_E3M2),
+    (MXFP8_E5M2, MXFP6_E2M3),
 )  # fmt: skip
 """Those for the kernel that multiplies elements of 6 bits as they are."""
 _NAN = 255
@@ -40,9 +41,9 @@ _BLOCKS = 8
 
 
 def _blocks(rng: np.random.Generator, rows: int, made: BlockFormat) -> NDArray[np.uint8]:
-    """Return packed codes of a block for each row: any of E2M1; of others zeros and magnitudes from 1 to below 4."""
-    if made is MXFP4:
-        return rng.integers(0, 256, (rows, 16), np.uint8)
+    """Return packed codes of a block for each row: any of 4 or 6 bits; of 8, zeros and magnitudes from 1 to below 4."""
+    if made.element.bits < 8:
+        return rng.integers(0, 256, (rows, made.code_bytes(32)), np.uint8)
     values = np.abs(made.element.values)
     codes = rng.choice(np.flatnonzero((values == 0) | ((values >= 1) & (values < 4))), (rows, 32))
     return pack(codes.astype(np.uint8), made.element)
