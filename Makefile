@@ -23,6 +23,7 @@ URL ?=
 REFS ?= main
 VERSION ?=
 ONLY ?=
+TRITON ?=
 
 NEWEST ?=
 
@@ -152,8 +153,9 @@ bench: $(STAMP)  ## time the CPU backend and its peers, bits first (QUICK=1: a m
 warm-up: $(STAMP)  ## compile every kernel of the backend ahead of its first use
 	$(BIN)/mxref warm-up --backend '$(MXREF_BACKEND)'
 
-aot: $(STAMP)  ## compile the GPU kernels for gfx950 and sm_90 with no GPU, count, check budgets (RECORD=1: into docs/records)
-	PYTHONPATH=tests $(BIN)/python -m aot --check --json runs/aot.json
+aot: $(STAMP)  ## compile the GPU kernels for gfx950 and sm_90 with no GPU, count, check budgets (RECORD=1: into docs/records; TRITON=3.6.0: by that release)
+	$(if $(TRITON),test -d runs/triton-$(TRITON)/triton-$(TRITON).dist-info || $(BIN)/pip install --quiet --no-deps --target runs/triton-$(TRITON) triton==$(TRITON))
+	PYTHONPATH=$(if $(TRITON),$(CURDIR)/runs/triton-$(TRITON):)tests $(BIN)/python -m aot --check --json runs/aot.json
 	$(if $(RECORD),PYTHONPATH=tests $(BIN)/python -m bench.render_aot runs/aot.json)
 
 prove: $(STAMP)  ## prove for all inputs that row kernels are their clauses, where no certificate is valid (ONLY='mxfp4.*'; FOREIGN=checkouts: kernels of other projects; into docs/records)

@@ -23,6 +23,7 @@ from mxref.formats import (
 from mxref.mxarray import MXArray
 from mxref.placement import Placement
 from mxref.recipe import GemmProfile, OperandSpec
+from mxref.steps.four_over_six import FourOverSix
 from mxref.steps.hadamard import SignPolicy
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
@@ -75,6 +76,15 @@ def _quantize(
     spec: OperandSpec, axis: int, dtype: str, shape: tuple[int, int], pad: bool, backend: TritonBackend
 ) -> object:
     return backend.quantize(_input(dtype, shape), spec, axis=axis, placement=_PLACEMENT, pad=pad)
+
+
+def _four_over_six(backend: TritonBackend) -> None:
+    """Choose by every error, of blocks and of tiles."""
+    squared = OperandSpec(NVFP4, four_over_six=FourOverSix.SQUARED)
+    largest = replace(squared, four_over_six=FourOverSix.LARGEST, block=NVFP4.tile)
+    absolute = replace(largest, four_over_six=FourOverSix.ABSOLUTE)
+    for spec, axis in ((squared, 1), (largest, 1), (absolute, 0)):
+        _quantize(spec, axis, "bfloat16", (SIDE, SIDE), False, backend)
 
 
 def _fake(spec: OperandSpec, axis: int, backend: TritonBackend) -> object:
@@ -312,7 +322,9 @@ def _quotient_cases(area: int) -> Iterator[CompiledCase]:
     for name, spec in specs.items():
         for axis, orientation in ((1, "row"), (0, "column")):
             run = partial(_quantize, spec, axis, "bfloat16", whole, False)
-            yield CompiledCase(f"nvfp4.{orientation}.{name}", run, area)
+            if (name, axis) != ("rne.tile", 0):  # `four_over_six` has tiles of columns
+                yield CompiledCase(f"nvfp4.{orientation}.{name}", run, area)
+    yield CompiledCase("nvfp4.four_over_six", _four_over_six, area)
     yield CompiledCase("nvfp4.dual.rne+rne.h16", partial(_dual, (rne, specs["rne.h16"]), whole), area)
     yield CompiledCase("nvfp4.row.rne.values", partial(_fake, rne, 1), area)
     yield CompiledCase("nvfp4.dequantize", partial(_dequantize, "bfloat16", NVFP4), area)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from aot.budgets import read_budgets
 from bench.records import RECORDS, read
 from rst_table import csv_table
 
@@ -32,17 +33,18 @@ def documents(target: str, records: Path = RECORDS) -> list[dict[str, Any]]:
 
 
 def render(recorded: Sequence[Mapping[str, Any]]) -> str:
-    """Return the counts of the newest table's release as a reStructuredText table: a kernel of each kind."""
+    """Return a reStructuredText table, a kernel of each kind: by the release of the budgets, or else the last one."""
+    pinned = [d for d in recorded if d["triton"] == read_budgets().counted_with]
+    shown = (pinned or recorded)[-1]
     dates = ", ".join(f"{d['triton']} on {d['date']}" for d in recorded)
-    newest = max(recorded, key=lambda d: d["date"])
-    size = f"{len({r['case'] for r in newest['records']})} cases, {len(newest['records'])} kernels"
+    size = f"{len({r['case'] for r in shown['records']})} cases, {len(shown['records'])} kernels"
     lines = [
         f"{size}, counted with Triton {dates}.",
-        f"The table has a kernel of each kind, by Triton {newest['triton']}.",
+        f"The table has a kernel of each kind, by Triton {shown['triton']}.",
     ]
     rows = [
         (f"`{r['case']}`", f"`{r['kernel']}`", *_cells(r), " ".join(f"`{name}`" for name in r["notable"]))
-        for r in newest["records"]
+        for r in shown["records"]
         if r["case"] in SHOWN
     ]
     head = ("Case", "Kernel", "VALU", "VGPR", "Waves", "Instructions of gfx950")
