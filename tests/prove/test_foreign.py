@@ -252,6 +252,12 @@ def test_what_looks_like_a_proof_is_refused(compiled, fault):
         certify(replace(compiled(ROWS), ttir=text))
 
 
+@pytest.mark.parametrize("name", ["amax", "byte", "x3", "any0", "nan7", "load0", "lane", "turn", "program_x"])
+def test_an_argument_has_no_name_of_the_proof(compiled, name):
+    with pytest.raises(UnknownOperation, match=f"of the proof: {name}"):
+        read_tile(compiled(ROWS).ttir.replace("%n_rows", f"%{name}"), 256)
+
+
 def test_what_machines_do_is_held_to_the_record(compiled):
     """A certificate is stale if the compiler makes something else of the same IR."""
     certificate, now = read_foreign()[ROWS], compiled(ROWS)

@@ -30,7 +30,7 @@ from prove.ttir import (
 
 _SHIFTS = {"arith.shrui": "lshr", "arith.shli": "shl"}
 _REDUCED = {"arith.maxnumf", "arith.maxsi"}
-_TAKEN = re.compile(r"(x|any|load|reduction)\d+|amax|amax_input|x|y|byte|turn|program_[xyz]|" + LANE)
+_TAKEN = re.compile(r"(x|any|load|reduction|nan)\d+|amax|amax_input|x|y|byte|turn|program_[xyz]|" + LANE)
 """Names of variables of the reader and of `foreign`: an argument of such a name would be taken for it."""
 
 
