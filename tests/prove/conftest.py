@@ -10,7 +10,7 @@ def compiled(request, tmp_path_factory):
     """Kernels by target and case, compiled once; the quick ones first, the others when one is asked for."""
     pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from prove.kernels import QUICK, cases, compile_cases
+    from prove.kernels import QUICK, compile_cases, theorems
 
     with pytest.MonkeyPatch.context() as patch:
         if request.config.pluginmanager.hasplugin("cacheprovider"):
@@ -21,7 +21,9 @@ def compiled(request, tmp_path_factory):
 
         def get(target, name):
             if (target, name) not in found:
-                wanted = QUICK if name in QUICK else [n for n in cases() if n not in QUICK]
+                wanted = (
+                    QUICK if name in QUICK else [n for n, at in theorems() if at == target and n not in QUICK]
+                )
                 found.update({(target, c.case): c for c in compile_cases(target, wanted)})
             return found[target, name]
 
