@@ -7,7 +7,8 @@ import torch
 from mxref.recipe import OperandSpec
 from mxref.steps.scale import ScaleRule
 from mxref_triton.backend import TritonBackend
-from prove.certificates import float32_of, proof_of, some_blocks, stored_by_kernel
+from prove.certificates import proof_of
+from prove.counterexamples import float32_of, some_blocks, stored_by_kernel
 from prove.kernels import compile_cases
 
 CASES = (
