@@ -3,9 +3,9 @@
 The unit is half of the last bit of X t, where X is the first candidate and t is a float32 whose significand T has 24
 bits. Values under both candidates are c T in it, with c below 2^10. A value of 0 under both adds the same to both
 errors, and may be cut off; every other magnitude is an integer, because it is at least a quarter of X t. So errors are
-differences of integers. Where the candidates differ the block does not saturate, and an error is at most
-30 * 2^24 units: differences modulo 2^32 are right, and 32 differences of squares have less than 63 bits. A subnormal X
-has fewer bits than others: its unit is halved once more, for magnitudes to be integers still.
+differences of integers. Where the candidates differ, an error is at most 30 * 2^24 units, also of a block that
+saturates under a subnormal scale: differences modulo 2^32 are right, and 32 differences of squares have less than 63
+bits. A subnormal X has fewer bits than others: its unit is halved once more, for magnitudes to be integers still.
 
 Where the candidates are equal both errors are the same, whatever they overflow to.
 """
